@@ -101,14 +101,18 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::config("--gguf: llama.cpp has no classification head for these models")
             .hint("export for Transformers (--hf), or the adapter (--peft)"));
     }
-    if format.is_some() && opened.parts.arch.vision.is_some() {
+    if format.is_some() && opened.parts.arch.vision.is_some() && opened.top.is_some() {
         return Err(Error::config("--gguf: the adapter changes the image encoder or the connector, which llama.cpp reads from a file of their own (mmproj)")
             .hint("not yet: that file; export for Transformers (--hf), and make both files with llama.cpp's convert_hf_to_gguf.py"));
     }
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let mut text = String::new();
     if let Some(format) = format {
-        if parts.arch.wrapper.is_some() && !args.adapter_only {
+        if parts.arch.vision.is_some() {
+            text.push_str(
+                "holds           the text model alone: the image encoder of a pair has no file for llama.cpp\n",
+            );
+        } else if parts.arch.wrapper.is_some() && !args.adapter_only {
             let _ = writeln!(
                 text,
                 "holds           the language model; for pictures, llama.cpp needs a file of the base's encoder too: convert_hf_to_gguf.py --mmproj"

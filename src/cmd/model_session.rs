@@ -21,7 +21,7 @@ use crate::eval::{Answer, AnswerDecoder, Settings, SplitAnswer};
 use crate::export::merge::{Parts, idle, set_adapter};
 use crate::hub::{self, Part};
 use crate::model::{Model, quantize};
-use crate::train::vision::{Seer, Sight, names_encoder};
+use crate::train::vision::{Seer, Sight, names_encoder, of_result};
 use crate::words::count;
 
 /// Which model answers, and how.
@@ -157,7 +157,7 @@ impl AskArgs {
                 let below = if other.is_some() { &[][..] } else { &config.tuning.adapters };
                 let mut parts = Parts::open(&model_dir, below, &Vocabulary::default())?;
                 let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
-                sight = look(&config, seer, sees, &downloads)?;
+                sight = look(&of_result(&config, &model_dir), seer, sees, &downloads)?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 config.tuning.mode = Mode::Lora;
                 config.tuning.lora = idle(&parts.arch);

@@ -160,6 +160,8 @@ impl PartsArgs {
                 let training = peft::vision_training(one, &vision)?;
                 parts.arch.vision = Some(Arc::new(VisionArch { training, ..vision }));
             }
+        } else if adapters.is_empty() && base.join(PAIR_SETTINGS).is_file() {
+            parts.arch.vision = Some(Arc::new(VisionArch::of_model(&base, parts.arch.hidden_size)?));
         }
         if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {
             parts.arch.score = score_head(one)?;

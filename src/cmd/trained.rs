@@ -46,8 +46,8 @@ impl Trained {
         let hint = match Self::of_run(&dir) {
             Ok(result) => format!("it is the output folder of a run: name {}", result.dir().display()),
             Err(_) => {
-                "name a checkpoint, an adapter or a model folder; a checkpoint of tuning.mode: freeze holds only the \
-                       trained part, so take the run's model/"
+                "name a checkpoint, an adapter or a model folder; a checkpoint of tuning.mode: freeze, or of a model that was \
+                       paired with vision.encoder, holds only the trained part, so take the run's model/"
                     .to_owned()
             }
         };

@@ -32,6 +32,7 @@ mod mxfp4;
 mod objective;
 mod optim;
 mod oracle;
+mod pairs;
 mod parity;
 mod peft;
 mod picture_sources;

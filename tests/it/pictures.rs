@@ -372,18 +372,33 @@ fn features_are_computed_ahead_of_a_run_and_predictions_know_them() {
     refused(&["encode", word, "tuning.vision_unfreeze_layers=1"], 2, "encoder is trained");
     let text = Fixture::new();
     refused(&["encode", text.config("run", &[]).to_str().unwrap()], 2, "show no pictures");
-    // Damage is found, and mended once the folder is removed.
+    // What is damaged is computed again, and the rest is used.
     let folder = fs::read_dir(fixture.path("cache/features")).unwrap().next().unwrap().unwrap().path();
     let file = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
     let mut bytes = fs::read(&file).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     bytes[header + 1] ^= 1;
-    fs::write(&file, bytes).unwrap();
-    let done = train(&config, &[]);
-    assert!(done.status.code() == Some(6) && said(&done).contains("remove "), "{}", said(&done));
+    fs::write(&file, &bytes).unwrap();
+    let run = |out: &str| {
+        let done = train(&config, &[&format!("train.output_dir={}", fixture.path(out).display())]);
+        assert!(done.status.success(), "{}", said(&done));
+        (said(&done), fs::read(fixture.path(out).join("adapter/adapter_model.safetensors")).unwrap())
+    };
+    let (text, mended) = run("mended");
+    assert!(text.contains("damaged features of 1 picture: these features are computed again"), "{text}");
+    assert!(text.contains("went over 1 picture and is not loaded"), "{text}");
+    let (text, again) = run("again");
+    assert!(!text.contains("computed again") && again == mended, "{text}");
+    for entry in fs::read_dir(&folder).unwrap() {
+        let file = entry.unwrap().path();
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    }
+    let (text, cut) = run("cut");
+    assert!(text.contains("3 files that cannot be read: these features are computed again") && cut == mended, "{text}");
     fs::remove_dir_all(&folder).unwrap();
-    let done = train(&config, &[]);
-    assert!(done.status.success(), "{}", said(&done));
+    let (text, fresh) = run("fresh");
+    assert!(!text.contains("computed again") && fresh == mended, "{text}");
 }
 
 #[test]

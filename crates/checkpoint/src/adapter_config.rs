@@ -5,12 +5,14 @@ mod wrapped;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use self::source::{AS_PEFT, Source, read_small};
 pub use self::wrapped::Wrapped;
 use super::layout::ADAPTER_CONFIG;
+use super::tensors::Tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, TokenRows};
@@ -38,6 +40,8 @@ pub struct AdapterConfig {
     pub shares_head: bool,
     /// Its module names, if the language model is part of a multimodal model.
     pub wrapped: Option<Wrapped>,
+    /// Tensors of an encoder and a connector that an earlier stage has trained and this one keeps. They are saved with the adapter.
+    pub kept: Arc<Tensors>,
 }
 
 /// What PEFT lists in `modules_to_save` of every `SEQ_CLS` adapter, whatever the model's head is called.
@@ -61,6 +65,7 @@ impl AdapterConfig {
             scores: false,
             shares_head: false,
             wrapped: None,
+            kept: Arc::default(),
         }
     }
 
@@ -197,6 +202,7 @@ impl AdapterConfig {
             scores: source.scores(),
             shares_head: false,
             wrapped: None,
+            kept: Arc::default(),
         })
     }
 

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
+use super::pair::PairFiles;
 use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, COMPANIONS};
+use tunesmith_config::arch::{Arch, COMPANIONS, TensorSpec, is_beside};
 use tunesmith_model::weights::{Dtype, Numbers, StackedTensor, Stacking, Wrapping, write_floats, write_numbers_by};
 
 fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
@@ -78,22 +79,35 @@ pub fn stage_processor(staging: &mut StagedFolder<'_>, base: &Path, tokenizer: &
 }
 
 /// Writes a model folder: the source's `config.json` with dtype f32, the tokenizer's files, and one file of weights. The weights
-/// are `tensors`, those of `rest`, and the unchanged other parts of a multimodal model.
+/// are `tensors`, those of `rest`, and the unchanged other parts of a multimodal model. Of a `pair`, encoder and connector have files
+/// of their own.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Model`] where `config.json` is not valid or a tensor cannot be fetched.
 pub fn stage(
     staging: &mut StagedFolder<'_>,
     source: SourceModel<'_>,
+    pair: Option<&PairFiles<'_>>,
     tensors: &[(String, Vec<usize>, &[f32])],
     rest: &LazyTensors<'_>,
 ) -> Result<()> {
     stage_config(staging, source)?;
     stage_companions(staging, source)?;
+    if let Some(pair) = pair {
+        let values = |spec: &TensorSpec, _| match tensors.iter().find(|(name, ..)| *name == spec.name) {
+            Some((_, _, values)) => Ok(values.to_vec()),
+            None => (rest.fetch)(&spec.name),
+        };
+        pair.stage(staging, &values)?;
+    }
+    let here = |name: &str| pair.is_none() || !is_beside(name);
+    let tensors: Vec<_> = tensors.iter().filter(|(name, ..)| here(name)).cloned().collect();
+    let names: Vec<_> = rest.tensors.iter().filter(|(name, _)| here(name)).cloned().collect();
+    let rest = LazyTensors { tensors: &names, fetch: rest.fetch };
     let names = tensors.iter().map(|(name, shape, _)| (name.as_str(), shape.as_slice()));
     let names = names.chain(rest.tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())));
     let stacked = source.stacking.again(names);
-    stage_weights(staging, WEIGHTS_FILE, source.wrapping, tensors, rest, &stacked)
+    stage_weights(staging, WEIGHTS_FILE, source.wrapping, &tensors, &rest, &stacked)
 }
 
 /// Writes `tensors` and the fetched tensors of `rest` into one file, and stacks those that `stacked` names.
@@ -124,7 +138,7 @@ pub(crate) fn stage_weights(
         .map(|(name, shape)| (stored(name), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32)));
     let mut beside = wrapping.map_or_else(|| Ok(Vec::new()), |wrapping| wrapping.tensors(false))?;
     // What was trained of an encoder or a connector is among the tensors.
-    beside.retain(|(name, ..)| tensors.iter().all(|(own, ..)| stored(own) != *name));
+    beside.retain(|(name, ..)| !plain.contains_key(name) && tensors.iter().all(|(own, ..)| stored(own) != *name));
     let of_experts = stacked
         .iter()
         .map(|it| (stored(&it.name), it.shape.clone(), Numbers::Fetched(it.shape.iter().product(), Dtype::F32)));
@@ -137,7 +151,7 @@ pub(crate) fn stage_weights(
     let failure = RefCell::new(&mut failed);
     let written = staging.write(file, |writer| {
         let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| match wrapping {
-            Some(wrapping) if wrapping.has(name) => wrapping.write(name, numbers, writer),
+            Some(wrapping) if wrapping.has(name) && !plain.contains_key(name) => wrapping.write(name, numbers, writer),
             _ => {
                 let fetch = |name: &str| {
                     values(name).map_err(|error| {

@@ -11,7 +11,7 @@
 //! checkpoint-000200/
 //!   adapter_config.json  adapter_model.safetensors    LoRA: PEFT loads this folder
 //!   config.json  model.safetensors  tokenizer.json …  full: Transformers loads this folder
-//!   trained.safetensors                               freeze: what is trained, without the rest
+//!   trained.safetensors                               freeze, or a pair: what is trained, without the rest
 //!   optimizer.safetensors                             its state: NAME.exp_avg, NAME.exp_avg_sq, … of each tensor
 //!   state.json                                        step, data position, best loss, counters, seeds
 //!   backend.json                                      the stamp
@@ -26,6 +26,7 @@ pub mod loaded_adapter;
 mod manifest;
 mod older_formats;
 pub mod own_files;
+pub mod pair;
 pub mod peft;
 pub mod pissa;
 pub mod publish;

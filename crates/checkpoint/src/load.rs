@@ -12,10 +12,10 @@ use super::tensors::same_tensors;
 use super::{folder, peft, store};
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{EMBEDDING, LM_HEAD};
+use tunesmith_config::arch::{EMBEDDING, LM_HEAD, is_beside};
 use tunesmith_device::FloatsMut;
 use tunesmith_model::params::ParamSpec;
-use tunesmith_model::weights::WeightFiles;
+use tunesmith_model::weights::{WeightFiles, Wrapping};
 use tunesmith_optim::{Ema, Optimizer, State};
 
 /// A verified checkpoint. Its tensors are still on disk.
@@ -30,6 +30,8 @@ pub struct Checkpoint {
     /// Time spent on checking hashes.
     pub hashing: Duration,
     weights: WeightFiles,
+    /// Of a multimodal model, what is beside its language model.
+    wrapping: Option<Wrapping>,
     weights_path: PathBuf,
     prefix: &'static str,
     optimizer: WeightFiles,
@@ -74,11 +76,13 @@ pub fn open(complete: Complete) -> Result<Checkpoint> {
         };
         files.map_err(|error| error.with_kind(Kind::Checkpoint))
     };
+    let weights = open(file)?;
     Ok(Checkpoint {
         stamp: read_json(&dir.join(STAMP))?,
         state: read_json(&dir.join(STATE))?,
         hashing,
-        weights: open(file)?,
+        wrapping: weights.wrapping().filter(|_| file == folder::WEIGHTS_FILE),
+        weights,
         weights_path: dir.join(file),
         prefix,
         optimizer: open(OPTIMIZER)?,
@@ -127,7 +131,8 @@ impl Checkpoint {
                 let owned = averages.owned().to_vec();
                 self.restore_kept_values(specs, averages.values.view_mut(), &owned)?;
             }
-            read_ranges(&self.optimizer, &trained, specs, kept, &mut values.on_host())?;
+            let place = |name: &str| (&self.optimizer, name.to_owned());
+            read_ranges(&place, &trained, specs, kept, &mut values.on_host())?;
         } else {
             self.restore_kept_values(specs, values, kept)?;
         }
@@ -190,9 +195,32 @@ impl Checkpoint {
         let copied = (self.weights.shape(&copy).filter(|_| shared))
             .filter(|_| specs.iter().all(|spec| spec.name != LM_HEAD))
             .map(|shape| (copy.clone(), shape.to_vec()));
-        let expected: Vec<_> = names.iter().cloned().chain(copied).collect();
+        let beside = |name: &str| self.wrapping.as_ref().filter(|_| is_beside(name));
+        // What an earlier stage has trained of an encoder and a connector is in an adapter's file too.
+        let is_kept = |name: &str| {
+            name.strip_prefix(peft::PREFIX).is_some_and(|plain| self.prefix == peft::PREFIX && is_beside(plain))
+                && names.iter().all(|(own, _)| own != name)
+        };
+        let kept_there = self.weights.names().filter(|name| is_kept(name));
+        let kept_there =
+            kept_there.map(|name| (name.to_owned(), self.weights.shape(name).unwrap_or_default().to_vec()));
+        let own = names.iter().filter(|(name, _)| beside(name).is_none()).cloned();
+        let expected: Vec<_> = own.chain(copied).chain(kept_there).collect();
         check(&self.weights, &self.weights_path, &expected)?;
-        read_ranges(&self.weights, &names, specs, kept, &mut values.into().on_host())
+        for (name, shape) in &names {
+            let Some(wrapping) = beside(name) else { continue };
+            let found = wrapping.files().shape(&wrapping.stored_name(name));
+            if found != Some(shape.as_slice()) {
+                let path = self.weights_path.display();
+                return Err(Error::checkpoint(format!("{path}: tensor {name:?} is {found:?}, expected {shape:?}"))
+                    .hint("the checkpoint must belong to this model and these settings"));
+            }
+        }
+        let place = |name: &str| match beside(name) {
+            Some(wrapping) => (wrapping.files(), wrapping.stored_name(name)),
+            None => (&self.weights, name.to_owned()),
+        };
+        read_ranges(&place, &names, specs, kept, &mut values.into().on_host())
     }
 }
 
@@ -206,9 +234,10 @@ fn check(files: &WeightFiles, path: &Path, expected: &[(String, Vec<usize>)]) ->
     same_tensors(path, found, expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())))
 }
 
-/// Reads flat ranges of the tensors that are stored under `names` into `out`, end to end.
-fn read_ranges(
-    files: &WeightFiles,
+/// Reads flat ranges of the tensors that are stored under `names` into `out`, end to end. `place` gives a tensor's files and its
+/// name there.
+fn read_ranges<'f>(
+    place: &dyn Fn(&str) -> (&'f WeightFiles, String),
     names: &[(String, Vec<usize>)],
     specs: &[ParamSpec],
     ranges: &[Range<usize>],
@@ -220,7 +249,8 @@ fn read_ranges(
             let (low, high) = (range.start.max(spec.offset), range.end.min(spec.range().end));
             if low < high {
                 let (now, later) = rest.split_at_mut(high - low);
-                let read = files.read_part_into(name, low - spec.offset, now);
+                let (files, stored) = place(name);
+                let read = files.read_part_into(&stored, low - spec.offset, now);
                 read.map_err(|error| error.with_kind(Kind::Checkpoint))?;
                 rest = later;
             }

@@ -47,11 +47,12 @@ pub fn save_adapter(dir: &Path, config: &AdapterConfig, tensors: &[(String, Vec<
 }
 
 fn with_prefix<'a>(
-    config: &AdapterConfig,
+    config: &'a AdapterConfig,
     tensors: &[(String, Vec<usize>, &'a [f32])],
 ) -> Vec<(String, Vec<usize>, &'a [f32])> {
     let stored = |name: &str| format!("{PREFIX}{}", config.stored_name(name));
-    let named = tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), *values));
+    let kept = config.kept.iter().map(|(name, (shape, values))| (stored(name), shape.clone(), &values[..]));
+    let named = tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), *values)).chain(kept);
     let shared = tensors.iter().filter(|(name, ..)| config.shares_head && name == EMBEDDING);
     named.chain(shared.map(|(_, shape, values)| (stored(LM_HEAD), shape.clone(), *values))).collect()
 }
@@ -223,6 +224,19 @@ pub fn vision_training(dir: &Path, vision: &VisionArch) -> Result<VisionTraining
     Ok(vision.trained_by(&|name| names.contains(name)))
 }
 
+/// The values of these tensors in the adapter `dir`.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: its file cannot be read, or lacks one.
+pub fn values_of<'n>(dir: &Path, names: impl Iterator<Item = &'n String>) -> Result<Tensors> {
+    let weights = open_weights(dir)?;
+    let read = |name: &String| {
+        let tensor = weights.read(&format!("{PREFIX}{name}")).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        Ok((name.clone(), tensor))
+    };
+    names.map(read).collect()
+}
+
 /// How the adapter in `dir` changes the vocabulary, from its settings and the shapes of its embedding and head.
 ///
 /// # Errors
@@ -252,7 +266,9 @@ pub fn refuse_frozen_tables(dir: &Path, arch: &Arch) -> Result<()> {
     if stored.is_empty() {
         return Ok(());
     }
-    let targets = AdapterConfig::from_dir(dir)?.targets();
+    let mut targets = AdapterConfig::from_dir(dir)?.targets();
+    // An encoder and a connector are not loaded yet, and are no tables.
+    targets.modules_to_save.retain(|module| !is_beside(module));
     let saved = targets.saved_tensors(arch).map_err(|error| error.with_kind(Kind::Checkpoint))?;
     let trained = |table: &str| {
         // A shared matrix is stored under both names.

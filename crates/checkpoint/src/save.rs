@@ -217,7 +217,7 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
     let published = publish_folder(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
-            Weights::Model(source) => folder::stage(staging, source, &tensors, rest)?,
+            Weights::Model(source) => folder::stage(staging, source, None, &tensors, rest)?,
             Weights::Part => folder::stage_weights(staging, PART, None, &tensors, rest, &[])?,
         }
         staging.write(OPTIMIZER, |writer| match &snapshot.shared {

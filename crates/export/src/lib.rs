@@ -5,5 +5,4 @@ pub mod card;
 pub mod folder;
 pub mod gguf;
 pub mod merge;
-mod pair;
 pub mod requantize;

@@ -2,13 +2,14 @@
 //!
 //! A folder holds the features of one encoder and one way to prepare images. Its files are safetensors of many images.
 //! Each image has a tensor, named by the hash of its file, and a digest. A file is written under a temporary name,
-//! synced and renamed, so that it is complete or absent, and runs may share the folder. A file that cannot be read is
-//! skipped, and its images are encoded again. A process that encodes a part of the images holds a lock on it, so that
+//! synced and renamed, so that it is complete or absent, and runs may share the folder. Files that cannot be read and
+//! images whose features are damaged are skipped ([`FeatureCache::forget_damaged`]), and these images are encoded again. A process that encodes a part of the images holds a lock on it, so that
 //! ranks and runs share the work ([`FeatureCache::claim`]).
 //!
 //! Features that a GPU has computed in bfloat16 are stored in bfloat16. Other numbers are not rounded.
 use super::weights::{Dtype, Numbers, WeightFiles, write_floats, write_numbers_by};
-use std::collections::{HashMap, HashSet};
+use rayon::prelude::*;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -28,8 +29,10 @@ pub struct FeatureCache {
     dir: PathBuf,
     files: Vec<WeightFiles>,
     known: HashSet<PathBuf>,
-    /// By content: the number of the file.
-    places: HashMap<String, usize>,
+    /// By content: the numbers of the files that hold it. One that was damaged is in two.
+    places: HashMap<String, Vec<usize>>,
+    /// Files that cannot be read.
+    unreadable: usize,
     /// Not written yet.
     pending: Vec<(String, Vec<f32>)>,
     pending_bytes: usize,
@@ -46,6 +49,7 @@ impl FeatureCache {
             files: Vec::new(),
             known: HashSet::new(),
             places: HashMap::new(),
+            unreadable: 0,
             pending: Vec::new(),
             pending_bytes: 0,
         };
@@ -60,8 +64,9 @@ impl FeatureCache {
         let mut found: Vec<PathBuf> = found.filter(ours).collect();
         found.sort();
         for path in found {
-            if let Ok(file) = WeightFiles::open_file(&path) {
-                self.add_file(file);
+            match WeightFiles::open_file(&path) {
+                Ok(file) => self.add_file(file),
+                Err(_) => self.unreadable += 1,
             }
             self.known.insert(path);
         }
@@ -92,27 +97,46 @@ impl FeatureCache {
         self.places.contains_key(content)
     }
 
+    /// Number of files that cannot be read.
+    pub const fn unreadable(&self) -> usize {
+        self.unreadable
+    }
+
+    /// Checks the features of these pictures, each with the number of its values. Damaged ones are no longer here, so that they are
+    /// computed again. Gives the number of their pictures.
+    pub fn forget_damaged(&mut self, pictures: &BTreeMap<&str, usize>) -> usize {
+        let here: Vec<(&str, usize)> = pictures
+            .iter()
+            .filter(|(content, _)| self.has(content))
+            .map(|(&content, &count)| (content, count))
+            .collect();
+        let damaged: Vec<&str> = here
+            .into_par_iter()
+            .filter(|(content, count)| self.read(content, *count).is_err())
+            .map(|(content, _)| content)
+            .collect();
+        for content in &damaged {
+            self.places.remove(*content);
+        }
+        damaged.len()
+    }
+
     /// The features of a picture: so many numbers.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: they are not there, or were damaged.
     pub fn read(&self, content: &str, count: usize) -> Result<Vec<f32>> {
-        let damaged = |error: Error| {
-            error.with_kind(tunesmith_base::Kind::Io).hint(format!(
-                "remove {}: the next run computes the features of its pictures again",
-                self.dir.display()
-            ))
-        };
-        let file = self.places.get(content).and_then(|&place| self.files.get(place));
-        let file = file.ok_or_else(|| damaged(Error::model(format!("no features of the picture {content}"))))?;
-        let mut values = vec![0.0; count];
-        let mut digest = [0; 32];
-        file.read_into(content, &mut values).map_err(damaged)?;
-        file.read_bytes_into(&digest_name(content), &mut digest).map_err(damaged)?;
-        if digest != *digest_of(&values).as_bytes() {
-            return Err(damaged(Error::model(format!("the features of the picture {content} were damaged"))));
+        let mut problem = Error::model(format!("no features of the picture {content}"));
+        for &place in self.places.get(content).into_iter().flatten() {
+            match read_from(&self.files[place], content, count) {
+                Ok(values) => return Ok(values),
+                Err(error) => problem = error,
+            }
         }
-        Ok(values)
+        Err(problem.with_kind(tunesmith_base::Kind::Io).hint(format!(
+            "start the run again: it computes the features in {} that are damaged again",
+            self.dir.display()
+        )))
     }
 
     /// Adds the features of a picture. They are on the disk after [`FeatureCache::flush`] at the latest.
@@ -144,7 +168,12 @@ impl FeatureCache {
             tensors.push((content.clone(), vec![features.len()], Numbers::Fetched(features.len(), dtype)));
             tensors.push((digest_name(content), vec![32], Numbers::U8(digest.as_bytes()[..].into())));
         }
-        let path = self.dir.join(&name.finalize().to_hex()[..32]).with_extension(ENDING);
+        let path = |name: &blake3::Hasher| self.dir.join(&name.finalize().to_hex()[..32]).with_extension(ENDING);
+        // A file that stands for damaged features has another name, so that others who share the folder find it.
+        while path(&name).exists() {
+            name.update(b"again");
+        }
+        let path = path(&name);
         fs::create_dir_all(&self.dir).map_err(|error| Error::io("create", &self.dir, &error))?;
         let write = || {
             let mut staged = AtomicFile::create(&path)?;
@@ -166,10 +195,22 @@ impl FeatureCache {
     fn add_file(&mut self, file: WeightFiles) {
         let place = self.files.len();
         for name in file.names().filter(|name| file.shape(&digest_name(name)).is_some()) {
-            self.places.insert(name.to_owned(), place);
+            self.places.entry(name.to_owned()).or_default().push(place);
         }
         self.files.push(file);
     }
+}
+
+/// The features of a picture in a file.
+fn read_from(file: &WeightFiles, content: &str, count: usize) -> Result<Vec<f32>> {
+    let mut values = vec![0.0; count];
+    let mut digest = [0; 32];
+    file.read_into(content, &mut values)?;
+    file.read_bytes_into(&digest_name(content), &mut digest)?;
+    if digest != *digest_of(&values).as_bytes() {
+        return Err(Error::model(format!("the features of the picture {content} were damaged")));
+    }
+    Ok(values)
 }
 
 /// Pictures that nobody else encodes meanwhile ([`FeatureCache::claim`]).
@@ -251,11 +292,26 @@ mod tests {
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         bytes[header + 1] ^= 1;
         fs::write(&files[1], &bytes).unwrap();
-        let cache = FeatureCache::open(root.path(), "encoder");
-        let error = [("a", 2), ("b", 1)].into_iter().find_map(|(name, count)| cache.read(name, count).err());
-        assert!(error.unwrap().message().contains("damaged"));
+        let mut cache = FeatureCache::open(root.path(), "encoder");
+        let pictures = [("a", 2), ("b", 1), ("c", 1)];
+        let damaged: Vec<_> = pictures.into_iter().filter(|&(name, count)| cache.read(name, count).is_err()).collect();
+        let [(name, count)] = damaged[..] else { panic!("{damaged:?}") };
+        assert!(cache.read(name, count).unwrap_err().message().contains("damaged"));
+        // What is damaged is computed again, and found by others; the rest stays.
+        let mut others = FeatureCache::open(root.path(), "encoder");
+        assert_eq!(cache.forget_damaged(&pictures.into()), 1);
+        assert!(!cache.has(name) && pictures.iter().filter(|(name, _)| cache.has(name)).count() == 2);
+        cache.add(name.into(), vec![7.0; count]).unwrap();
+        cache.flush().unwrap();
+        others.refresh();
+        for cache in [cache, others, FeatureCache::open(root.path(), "encoder")] {
+            assert_eq!(cache.read(name, count).unwrap(), vec![7.0; count]);
+            assert!(pictures.iter().all(|&(name, count)| cache.read(name, count).is_ok()));
+        }
         fs::write(&files[1], &bytes[..bytes.len() - 1]).unwrap();
         let cache = FeatureCache::open(root.path(), "encoder");
-        assert!(!cache.has("a") && cache.has("c"), "a file that is cut off is passed over");
+        let other = if name == "a" { "b" } else { "a" };
+        assert!(!cache.has(other) && cache.has(name) && cache.has("c"), "a file that is cut off is passed over");
+        assert_eq!(cache.unreadable(), 1);
     }
 }

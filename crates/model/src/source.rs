@@ -227,8 +227,10 @@ impl Tensors<'_> {
             return self.quantized(name, shape, how);
         }
         let Source { weights, stack, config, .. } = self.source;
-        let (count, device, untouched) = (shape.iter().product(), self.place(name), stack.0.is_empty());
+        let untouched = stack.leaves_base() && !stack.keeps(name);
+        let (count, device) = (shape.iter().product(), self.place(name));
         let narrow = TensorSpec::is_matrix(shape)
+            && !stack.keeps(name)
             && match config.model.dtype {
                 Dtype::Float32 => false,
                 Dtype::Bfloat16 => true,

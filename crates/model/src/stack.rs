@@ -5,6 +5,7 @@ use super::adapters::{Part, Placement, Stacked};
 use super::names::{peft_name, token_rows};
 use super::quantized_form::How;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{EMBEDDING, LM_HEAD, TokenRows};
 use tunesmith_ops::quant::encode;
@@ -43,6 +44,8 @@ pub enum Layer {
     Adapter(Frozen),
     /// Matrices are quantized and dequantized.
     Coded(Coded),
+    /// Whole tensors of an image encoder and a connector, as an earlier stage has trained them.
+    Kept(Arc<Tensors>),
 }
 
 /// Changes of the base, the lowest first.
@@ -79,7 +82,18 @@ impl Stack {
         self.0.iter().any(|layer| match layer {
             Layer::Adapter(adapter) => adapter.changes(name),
             Layer::Coded(coded) => coded.widths.contains_key(name),
+            Layer::Kept(tensors) => tensors.contains_key(name),
         })
+    }
+
+    /// Whether the run keeps that tensor of an encoder or a connector as an earlier stage has trained it.
+    pub fn keeps(&self, name: &str) -> bool {
+        self.0.iter().any(|layer| matches!(layer, Layer::Kept(tensors) if tensors.contains_key(name)))
+    }
+
+    /// Whether nothing is merged into the base, but for what [`Stack::keeps`] tells.
+    pub fn leaves_base(&self) -> bool {
+        self.0.iter().all(|layer| matches!(layer, Layer::Kept(_)))
     }
 
     /// Changes a tensor of the base.
@@ -91,6 +105,13 @@ impl Stack {
         self.0.iter().try_for_each(|layer| match layer {
             Layer::Adapter(adapter) => adapter.apply(name, values),
             Layer::Coded(coded) => coded.apply(name, values),
+            Layer::Kept(tensors) => {
+                if let Some((_, kept)) = tensors.get(name) {
+                    // Shapes were compared when the adapter was opened.
+                    values.copy_from_slice(kept);
+                }
+                Ok(())
+            }
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Existing adapters: `tuning.adapter`, which the run continues to train with the adapter's own settings, and
 //! `tuning.adapters`, which are merged into the base.
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,12 +21,55 @@ use tunesmith_model::stack::Stack;
 use tunesmith_model::targets::{Targets, placed};
 use tunesmith_telemetry::progress::{Event, Observer};
 
-/// Reads the adapter in `dir`. Returns the settings to train it with, and its tensors.
+/// The adapter that a run starts from.
+pub(crate) struct Start {
+    /// The settings to train it with.
+    pub tuning: TuningConfig,
+    /// The values that trained tensors start with.
+    pub tensors: Tensors,
+    /// Tensors of an encoder and a connector that the adapter has, and that the run keeps as they are.
+    pub kept: Tensors,
+}
+
+/// Reads the adapter in `dir`. What the run trains of an encoder and a connector, and the adapter does not have, starts as in the base.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`tunesmith_base::Kind::Config`]: the
-/// configuration sets other values than the adapter has.
-pub(crate) fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
+/// configuration sets other values than the adapter has, or freezes what it cannot keep.
+pub(crate) fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<Start> {
+    let Some(vision) = &arch.vision else {
+        let (tuning, tensors) = read(dir, resolved, arch)?;
+        return Ok(Start { tuning, tensors, kept: Tensors::new() });
+    };
+    if vision.training.freeze_language && !peft::leaves_language(dir)? {
+        return Err(Error::config(format!(
+            "tuning.freeze_language: true, but {} has trained the language model",
+            dir.display()
+        ))
+        .hint("merge that adapter (tunesmith merge) and train on the merged model"));
+    }
+    let training = peft::vision_training(dir, vision)?;
+    let stored = VisionArch { training, ..(**vision).clone() };
+    let trained: BTreeSet<String> = vision.adapted_linears().into_iter().map(|linear| linear.name).collect();
+    if let Some(linear) = stored.adapted_linears().into_iter().find(|linear| !trained.contains(&linear.name)) {
+        return Err(Error::config(format!(
+            "tuning.vision_target_modules: {} has an adapter on {}, which this run does not train",
+            dir.display(),
+            linear.name
+        ))
+        .hint("set vision_target_modules as in that run, or merge the adapter (tunesmith merge) and train on the merged model"));
+    }
+    let saved = stored.saved_modules();
+    let (mut tuning, tensors) = read(dir, resolved, &Arch { vision: Some(Arc::new(stored)), ..arch.clone() })?;
+    let own = vision.saved_modules();
+    tuning.lora.modules_to_save.retain(|module| !saved.contains(module) || own.contains(module));
+    let wanted: BTreeSet<String> = expected(arch, &tuning)?.into_iter().map(|(name, _)| name).collect();
+    let (tensors, kept): (Tensors, Tensors) = tensors.into_iter().partition(|(name, _)| wanted.contains(name));
+    Ok(Start { tuning, tensors, kept })
+}
+
+/// The settings and the tensors of the adapter in `dir`, on a model of which `arch` trains the same parts of an encoder and a connector.
+fn read(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
     let configured = &resolved.config.tuning;
     if let Some(tensors) = before_language(dir, configured, arch)? {
         return Ok((configured.clone(), tensors));

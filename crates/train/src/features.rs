@@ -116,6 +116,17 @@ fn passes(config: &Config, rows: usize) -> f64 {
     train.max_steps as f64 * step as f64 / rows.max(1) as f64
 }
 
+/// Says which features are damaged, and that they are computed again.
+fn damage(cache: &FeatureCache, pictures: usize, misses: bool) -> Option<String> {
+    let files = if misses { cache.unreadable() } else { 0 };
+    let what = match (pictures, files) {
+        (0, 0) => return None,
+        (0, files) => format!("{} that cannot be read", count(files, "file")),
+        (pictures, _) => format!("damaged features of {}", count(pictures, "picture")),
+    };
+    Some(format!("{}: {what}: these features are computed again", cache.dir().display()))
+}
+
 /// Why so many bytes of features are not kept.
 fn too_large(config: &Config, root: &Path, bytes: u64) -> Option<String> {
     let limit = config.vision.feature_cache_size.0;
@@ -186,6 +197,7 @@ impl ModelSource {
             None
         } else {
             let mut cache = FeatureCache::open(&root, &self.features_key(config, &pictures.source.files, features)?);
+            let damaged = cache.forget_damaged(&known);
             let missing: u64 =
                 known.iter().filter(|(content, _)| !cache.has(content)).map(|(_, &n)| 4 * n as u64).sum();
             if let Some(why) = too_large(config, &root, missing) {
@@ -196,6 +208,9 @@ impl ModelSource {
                 }
                 observer.event(&Event::Notice(&format!("{what}: the image encoder runs in every step")));
                 return Ok(None);
+            }
+            if let Some(note) = damage(&cache, damaged, missing > 0) {
+                observer.event(&Event::Notice(&note));
             }
             // Of pictures with one content the first by name, in the order of contents, which is as good as random.
             let mut one_each: BTreeMap<&str, (&str, &Identity)> = BTreeMap::new();

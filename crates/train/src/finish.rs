@@ -222,12 +222,19 @@ impl FinishedRun<'_> {
             let (before, after) = exact_matches(samples);
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
         }
+        let is_pair = source.arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some());
         match plan.model.mode {
             Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
-                let class = if source.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
-                fact("load in Transformers", format!("AutoModelFor{class}.from_pretrained(\"{dir}\")"));
+                // Transformers has no class for an encoder and a decoder of two checkpoints.
+                if is_pair {
+                    fact("load in Python", format!("scripts/load_pair.py: load(\"{dir}\")"));
+                    fact("train further", format!("model.name={dir}, without vision.encoder"));
+                } else {
+                    let class = if source.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
+                    fact("load in Transformers", format!("AutoModelFor{class}.from_pretrained(\"{dir}\")"));
+                }
             }
             _ => {
                 fact("adapter", self.weights.display().to_string());
@@ -242,8 +249,7 @@ impl FinishedRun<'_> {
                 } else {
                     base.to_owned()
                 };
-                // Transformers has no class for an encoder and a decoder of two checkpoints.
-                if source.arch.vision.as_ref().is_none_or(|vision| vision.folder.is_none()) {
+                if !is_pair {
                     fact("load in PEFT", format!("PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 }
                 fact("train further", format!("tuning.adapter={}", self.weights.display()));

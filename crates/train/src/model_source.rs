@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::adapter::{self, Start};
 use super::memory_prediction::{MemoryModel, OptimizerState};
 use super::run_pictures::RunPictures;
 use super::vision::{self, Seer, Sight};
-use super::{adapter, classification_head, trainable};
+use super::{classification_head, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::Checkpoint;
 use tunesmith_checkpoint::adapter_config::copied;
-use tunesmith_checkpoint::peft::Tensors;
+use tunesmith_checkpoint::peft::{self, Tensors};
 use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::vision::VisionArch;
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
 use tunesmith_data::Pictures;
 use tunesmith_device::Device;
@@ -20,7 +22,7 @@ use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::device::device;
 use tunesmith_model::quantize::{self, How};
 use tunesmith_model::quantized_cache::Cache;
-use tunesmith_model::stack::Stack;
+use tunesmith_model::stack::{Layer, Stack};
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_model::weights::{WeightFiles, Wrapping};
 use tunesmith_model::{Model, Source};
@@ -67,6 +69,8 @@ pub struct ModelSource {
     /// Bytes of the optimizer's state, of averages, and of the copy for saving.
     pub optimizer: OptimizerBytes,
     adapter: Option<Tensors>,
+    /// Tensors of an encoder and a connector that an earlier stage has trained, and that stay as they are.
+    pub kept: Arc<Tensors>,
     /// Reads the pictures of rows; `None` without an image encoder.
     pub pictures: Option<Arc<dyn Pictures>>,
     /// The same.
@@ -124,7 +128,7 @@ impl Described {
         resume: Option<&Checkpoint>,
         observer: &dyn Observer,
     ) -> Result<(ModelSource, Config)> {
-        let Self { mut config, dir, snapshot, device, mut arch, stored, stack, stack_hashes } = self;
+        let Self { mut config, dir, snapshot, device, mut arch, stored, mut stack, stack_hashes } = self;
         let downloads = Downloads(observer);
         let source = adapter::source(&config, resume, &downloads, observer)?;
         adapter::grow(&config, &dir, source.as_deref(), &mut arch)?;
@@ -132,11 +136,22 @@ impl Described {
         hub::fetch_paths(&mut config.data, &downloads)?;
         let seer = Seer { dir: &dir, tokenizer: &dir, hidden_size: arch.hidden_size };
         let sight = Sight::of_rows(&config, seer, Part::Whole, &downloads)?;
+        if sight.is_none() {
+            vision::refuse_unread(resolved)?;
+        }
         arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
         classification_head::set(&mut config, &mut arch, source.as_deref(), observer)?;
-        let mut adapter = None;
+        let (mut adapter, mut kept) = (None, Arc::default());
         if let Some(source) = &source {
-            let (tuning, tensors) = adapter::open(source, resolved, &arch)?;
+            let Start { tuning, tensors, kept: of_source } = adapter::open(source, resolved, &arch)?;
+            // The adapter may have been trained further since the run began.
+            kept = Arc::new(match resume {
+                Some(resume) if !of_source.is_empty() => peft::values_of(&resume.dir, of_source.keys())?,
+                _ => of_source,
+            });
+            if !kept.is_empty() {
+                stack.0.push(Layer::Kept(Arc::clone(&kept)));
+            }
             if config.train.resume_from_checkpoint.is_none() {
                 config.tuning.adapter = Some(source.clone());
             }
@@ -192,6 +207,7 @@ impl Described {
             trained,
             optimizer,
             adapter,
+            kept,
             pictures: sight.as_ref().map(Sight::pictures),
             run_pictures: sight.map(|sight| sight.run_pictures),
             config: config.clone(),
@@ -201,6 +217,16 @@ impl Described {
 }
 
 impl ModelSource {
+    /// The model of which all is trained that the run's adapter holds: what an earlier stage has trained too.
+    pub fn saved_arch(&self) -> Arch {
+        let Some(vision) = self.arch.vision.as_ref().filter(|_| !self.kept.is_empty()) else {
+            return self.arch.clone();
+        };
+        let has = |name: &str| self.kept.contains_key(name) || self.trained.iter().any(|(trained, _)| trained == name);
+        let training = vision.trained_by(&has);
+        Arch { vision: Some(Arc::new(VisionArch { training, ..(**vision).clone() })), ..self.arch.clone() }
+    }
+
     /// The folder that names of pictures are relative to.
     pub fn image_dir(&self) -> PathBuf {
         vision::image_dir(&self.config)
@@ -253,7 +279,7 @@ impl ModelSource {
     pub fn base_dtype(&self) -> &'static str {
         let stored = || {
             let mut matrices = self.arch.tensors().into_iter().filter(|spec| spec.shape.len() > 1);
-            let untouched = self.stack.0.is_empty();
+            let untouched = self.stack.leaves_base();
             untouched && self.weights.as_ref().is_some_and(|files| matrices.any(|spec| files.is_bf16(&spec.name)))
         };
         let narrow = self.config.tuning.mode != Mode::Full

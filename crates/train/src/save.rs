@@ -10,6 +10,7 @@ use super::run_plan::RunPlan;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
+use tunesmith_checkpoint::pair::PairFiles;
 use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{
     self as checkpoint, Retention, ShardedState, Snapshot, Weights, folder, own_files, peft, pissa, store,
@@ -18,7 +19,7 @@ use tunesmith_config::Mode;
 use tunesmith_config::arch::EMBEDDING;
 use tunesmith_data::{self as data, Dataset};
 use tunesmith_device::Floats;
-use tunesmith_model::weights::{Stacking, WeightFiles, Wrapping};
+use tunesmith_model::weights::{Dtype, Stacking, WeightFiles, Wrapping};
 use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
 use tunesmith_telemetry::metrics::MetricsWriter;
@@ -62,6 +63,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     }
     let written = session.published(|session, trained| {
         let writes = session.writes();
+        let is_pair = session.source.arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some());
         let Session { plan, source, dataset, model, optimizer, state, stamp, saver, sharing, comm, .. } = session;
         let specs = &model.params.specs[..];
         let gathered = shares.then(|| Gathered::new(&**comm, sharing, optimizer, specs, trained));
@@ -99,7 +101,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
             state,
             weights: match &adapter {
                 Some(adapter) => Weights::Adapter(adapter),
-                None if plan.model.mode == Mode::Freeze || source.arch.has_buffers() => Weights::Part,
+                None if plan.model.mode == Mode::Freeze || source.arch.has_buffers() || is_pair => Weights::Part,
                 None => Weights::Model(folder_source(plan, source, dataset, tokenizer.as_deref())),
             },
             specs,
@@ -264,12 +266,12 @@ fn start_of(session: &Session<'_>, start: Floats<'_>) -> Result<Vec<f32>> {
     fetch(session, start).map_or_else(|| Ok(start.read()), |fetch| fetch.all())
 }
 
-/// Approximate bytes of the final weights and the copied files: the trained values, or the whole model with `mode: freeze`. A
+/// Approximate bytes of the final weights and the copied files: the trained values of an adapter, or the whole model. A
 /// `PiSSA` adapter counts twice, because it becomes plain LoRA of twice the rank.
 fn final_bytes(session: &Session<'_>) -> u64 {
     let Session { plan, source, .. } = session;
     let values = match plan.model.mode {
-        Mode::Freeze => plan.model.all_values,
+        Mode::Full | Mode::Freeze => plan.model.all_values,
         _ if session.model.params.start().is_some() => 2 * plan.model.trained_values,
         _ => plan.model.trained_values,
     };
@@ -290,16 +292,33 @@ fn stage_model(
     shares: Option<&Fetch<'_>>,
 ) -> Result<()> {
     let trained: BTreeSet<&str> = tensors.iter().map(|(name, ..)| name.as_str()).collect();
-    let specs = session.source.arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
-    let rest: Vec<_> = specs.filter(|(name, _)| !trained.contains(name.as_str())).collect();
+    let arch = &session.source.arch;
+    let pair = pair_files(session)?;
+    let of_model = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+    // Of an encoder and a connector the files have what was not trained, but for a connector that was drawn.
+    let params = &session.model.params;
+    let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
+    let of_vision = of_vision
+        .filter(|spec| params.find(&spec.name).is_some() || pair.as_ref().is_some_and(|pair| pair.has(&spec.name)));
+    let rest = of_model.chain(of_vision.map(|spec| (spec.name, spec.shape)));
+    let rest: Vec<_> = rest.filter(|(name, _)| !trained.contains(name.as_str())).collect();
     let sizes: BTreeMap<&str, usize> =
         rest.iter().map(|(name, shape)| (name.as_str(), shape.iter().product())).collect();
     let base = session.source.base();
     let fetch = |name: &str| match shares {
-        Some(shares) if session.model.params.find(name).is_some() => shares.values(name),
+        Some(shares) if params.find(name).is_some() => shares.values(name),
         _ => base.values(name, sizes.get(name).copied().unwrap_or_default()),
     };
-    folder::stage(staging, source, tensors, &folder::LazyTensors { tensors: &rest, fetch: &fetch })
+    folder::stage(staging, source, pair.as_ref(), tensors, &folder::LazyTensors { tensors: &rest, fetch: &fetch })
+}
+
+/// The files of the encoder and the connector, of a pair of checkpoints.
+fn pair_files<'a>(session: &'a Session<'_>) -> Result<Option<PairFiles<'a>>> {
+    let vision = session.source.arch.vision.as_deref();
+    let drawn = vision.filter(|vision| !vision.connector.stored).map(|vision| vision.connector.tensors());
+    let is_drawn = |name: &str| drawn.iter().flatten().any(|spec| spec.name == name);
+    let changed = |name: &str| session.model.params.find(name).is_some() || is_drawn(name);
+    PairFiles::of(vision, &changed, Some(Dtype::F32))
 }
 
 /// The text of `tokenizer.json` with `tuning.new_tokens`; `None` without new tokens.

@@ -7,10 +7,12 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
 use tunesmith_config::vision::{
-    Backend, ChatForm, ChatImages, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS, World,
-    WorldSettings,
+    Backend, ChatForm, ChatImages, PAIR_SETTINGS, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS,
+    World, WorldSettings,
 };
-use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task, WorldConfig};
+use tunesmith_config::{
+    BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Resolved, Task, WorldConfig, schema,
+};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
 use tunesmith_hub::{self as hub, DownloadProgress, Part};
 use tunesmith_vision::Processor;
@@ -78,6 +80,15 @@ impl Sight {
                 .hint("leave rows with pictures out, or set vision.load: false"));
         }
         let (folder, vision) = match &config.vision.encoder {
+            Some(_) if seer.dir.join(PAIR_SETTINGS).is_file() => {
+                let dir = seer.dir.display();
+                return Err(Error::config(format!(
+                    "vision.encoder: {dir} has an image encoder and a connector already"
+                ))
+                .hint(format!(
+                    "remove vision.encoder and the keys that go with it: {PAIR_SETTINGS} describes the pair"
+                )));
+            }
             Some(name) => paired(config, name, seer, part, downloads)?,
             None => (seer.dir.to_owned(), VisionArch::of_model(seer.dir, seer.hidden_size)?),
         };
@@ -145,6 +156,43 @@ impl Sight {
         };
         Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
     }
+}
+
+/// Keys of `tuning` that only a run with an image encoder reads, as it reads the section `vision`.
+const OF_TUNING: [&str; 5] = [
+    "tuning.freeze_vision",
+    "tuning.freeze_connector",
+    "tuning.freeze_language",
+    "tuning.vision_unfreeze_layers",
+    "tuning.vision_target_modules",
+];
+
+/// Refuses settings that nothing reads, in a run without an image encoder.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], naming the key and its place.
+pub(crate) fn refuse_unread(resolved: &Resolved) -> Result<()> {
+    let default = Config::default();
+    let of_vision = |key: &str| key.starts_with("vision.") && key != "vision.load" || OF_TUNING.contains(&key);
+    for option in schema::options() {
+        let (key, value) = (option.path(), (option.get)(&resolved.config));
+        if of_vision(&key) && value != (option.get)(&default) {
+            let source = resolved.source(&key);
+            return Err(Error::config(format!("{key}: {value} ({source}), but this run loads no image encoder")).hint(
+                "its first rows show no images: remove the key, set vision.load: true to load the encoder of a multimodal model, or pair a text model with one (vision.encoder)",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The configuration for a run's result in `dir`: one that holds a pair needs no `vision.encoder`.
+pub fn of_result(config: &Config, dir: &Path) -> Config {
+    let mut config = config.clone();
+    if dir.join(PAIR_SETTINGS).is_file() {
+        config.vision.encoder = None;
+    }
+    config
 }
 
 /// Whether the settings name an encoder, whose connector is trained.

@@ -26,6 +26,11 @@ impl Wrapping {
         Self { naming: None, others: Arc::new(others) }
     }
 
+    /// What is beside the language model, by the names in the files.
+    pub fn files(&self) -> &WeightFiles {
+        &self.others
+    }
+
     /// The dtype of a tensor, by its name in the files.
     pub fn dtype(&self, stored: &str) -> Option<Dtype> {
         self.others.dtype(stored)

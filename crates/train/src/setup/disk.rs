@@ -31,7 +31,7 @@ pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: boo
     let needed = bytes::run(trained, state, tokenizer, saves, keep);
     // Values of the final weights besides the trained ones.
     let beside = match config.tuning.mode {
-        Mode::Freeze => trainable::values(&source.arch).saturating_sub(trained),
+        Mode::Full | Mode::Freeze => trainable::values(&source.arch).saturating_sub(trained),
         _ if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) => trained,
         _ => 0,
     };

@@ -4,10 +4,12 @@ use crate::run_plan::{
     EnginePlan, EvalGenerationPlan, EvaluationPlan, LoggingPlan, MetricPlan, ModelPlan, SamplesPlan, When,
 };
 use crate::{output, trainable};
-use tunesmith_base::error::Result;
+use std::sync::Arc;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::stamp::{Hashes, KernelInfo};
 use tunesmith_checkpoint::{AdapterConfig, Stamp};
+use tunesmith_config::arch::Arch;
 use tunesmith_config::{Config, EvalStrategy, Mode, Quantization, greater_is_better};
 use tunesmith_data::Dataset;
 use tunesmith_eval::Settings as GenerationSettings;
@@ -29,7 +31,11 @@ pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
         None => source.dir.to_string_lossy().into_owned(),
     };
     let adapts = config.tuning.mode.adapts();
-    let adapter = || AdapterConfig::of(&config.tuning, &source.placements, Some(&name)).with_tokens(&source.arch);
+    let adapter = || {
+        let adapter = AdapterConfig::of(&config.tuning, &source.placements, Some(&name));
+        let adapter = adapter.with_tokens(&source.saved_arch())?;
+        Ok::<_, Error>(AdapterConfig { kept: Arc::clone(&source.kept), ..adapter })
+    };
     Ok(ModelPlan {
         summary: summary(config, source),
         adapter: adapts.then(adapter).transpose()?,
@@ -41,16 +47,16 @@ pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
         merged_adapters: config.tuning.adapters.clone(),
         trained_values: source.trained_values(),
         all_values: trainable::values(&source.arch),
-        trained_in_full: trained_in_full(config, source)?,
+        trained_in_full: trained_in_full(config, source, &source.arch)?,
     })
 }
 
 /// Tensors that are trained in full or by rows: next to adapters, or by `mode: freeze`.
-fn trained_in_full(config: &Config, source: &ModelSource) -> Result<Vec<String>> {
+fn trained_in_full(config: &Config, source: &ModelSource, arch: &Arch) -> Result<Vec<String>> {
     match config.tuning.mode {
-        Mode::Freeze => freeze::trained_tensors(&source.arch, &config.tuning.freeze),
+        Mode::Freeze => freeze::trained_tensors(arch, &config.tuning.freeze),
         Mode::Full => Ok(Vec::new()),
-        _ => Targets::of(&config.tuning).names_beside(&source.arch, &source.placements),
+        _ => Targets::of(&config.tuning).names_beside(arch, &source.placements),
     }
 }
 
@@ -99,7 +105,8 @@ pub fn stamp(
         quantization: quantization.clone(),
         dtype: format!("base {base_dtype}, activations {activations}"),
     };
-    let trained_in_full = trained_in_full(config, source)?;
+    // The adapter's file also has what an earlier stage has trained.
+    let trained_in_full = trained_in_full(config, source, &source.saved_arch())?;
     let stamp = Stamp::new(config, &source.placements, &trained_in_full, hashes, engine);
     Ok(Stamp { world_size: ranks, ..stamp })
 }

@@ -1,12 +1,12 @@
-//! The image encoder and the connector of a merged pair, in separate files next to its text model.
+//! The image encoder and the connector of a pair, in separate files next to its text model.
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::merge::{Merged, fits};
+use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_checkpoint::publish::StagedFolder;
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_config::vision::{ConnectorKind, PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
 use tunesmith_model::weights::{Dtype, Numbers, WeightFiles, Wrapping, write_floats, write_numbers_by};
@@ -15,9 +15,10 @@ use tunesmith_model::weights::{Dtype, Numbers, WeightFiles, Wrapping, write_floa
 const TOWER: &str = "vision_tower.";
 
 /// The files of a pair's encoder and connector that are to be written.
+#[derive(Debug)]
 pub struct PairFiles<'a> {
-    merged: &'a Merged,
     vision: &'a VisionArch,
+    folder: &'a Path,
     files: Wrapping,
     /// By name in the file: for copied tensors, the name in the encoder's files.
     copied: BTreeMap<String, (String, Vec<usize>, Numbers<'static>)>,
@@ -25,14 +26,17 @@ pub struct PairFiles<'a> {
 }
 
 impl<'a> PairFiles<'a> {
-    /// Those of a merged model, in `dtype` or else in the base's dtype; `None` if it is not a pair.
+    /// Those of a model in which the tensors that `changed` accepts are not those of the encoder's files. They are written in
+    /// `dtype`, or else in the dtype of these files. `None` if the model is not a pair.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: no connector was trained.
-    pub fn of(merged: &'a Merged, dtype: Option<Dtype>) -> Result<Option<Self>> {
-        let Some((vision, folder)) =
-            merged.arch.vision.as_deref().and_then(|vision| Some((vision, vision.folder.as_ref()?)))
-        else {
+    pub fn of(
+        vision: Option<&'a VisionArch>,
+        changed: &dyn Fn(&str) -> bool,
+        dtype: Option<Dtype>,
+    ) -> Result<Option<Self>> {
+        let Some((vision, folder)) = vision.and_then(|vision| Some((vision, vision.folder.as_deref()?))) else {
             return Ok(None);
         };
         let files = Wrapping::of(WeightFiles::open_at(folder)?);
@@ -40,7 +44,7 @@ impl<'a> PairFiles<'a> {
         let mut replaced = Vec::new();
         for spec in vision.tensors() {
             let stored = vision.stored_names(&spec.name).into_iter().find(|name| files.has(name));
-            let changed = merged.changes(&spec.name);
+            let changed = changed(&spec.name);
             if stored.is_none() && !changed {
                 return Err(Error::config("the connector of the pair was never trained")
                     .hint("train it (tuning.freeze_connector: false), or merge without vision.encoder"));
@@ -61,7 +65,7 @@ impl<'a> PairFiles<'a> {
         let wanted = |name: &String| !replaced.contains(name) && part.is_none_or(|part| name.starts_with(part));
         let copied = all.into_iter().filter(|(name, ..)| wanted(name));
         let copied = copied.map(|(name, shape, numbers)| (in_file(&name), (name, shape, numbers))).collect();
-        Ok(Some(Self { merged, vision, files, copied, computed }))
+        Ok(Some(Self { vision, folder, files, copied, computed }))
     }
 
     fn tensors(&self) -> Vec<(String, Vec<usize>, Numbers<'static>)> {
@@ -73,15 +77,19 @@ impl<'a> PairFiles<'a> {
         computed.chain(copied).collect()
     }
 
+    /// Whether a tensor's numbers are not those of the encoder's files.
+    pub fn has(&self, name: &str) -> bool {
+        self.computed.values().any(|(spec, _)| spec.name == name)
+    }
+
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         self.tensors().iter().map(|(_, _, numbers)| numbers.bytes()).sum()
     }
 
     fn settings(&self) -> Result<Value> {
-        let folder = self.vision.folder.as_deref().unwrap_or(self.merged.base.as_path());
-        let of_pair = self.merged.base.join(PAIR_SETTINGS);
-        if folder.is_file() {
+        if self.folder.is_file() {
+            let of_pair = self.folder.with_file_name(PAIR_SETTINGS);
             let text = tunesmith_base::files::read_text(&of_pair, tunesmith_base::files::SMALL)
                 .map_err(|error| Error::io("read", &of_pair, &error))?;
             return serde_json::from_str(&text)
@@ -96,33 +104,35 @@ impl<'a> PairFiles<'a> {
         let layer =
             (!feature.final_norm).then(|| feature.blocks as i64 - self.vision.encoder.num_hidden_layers as i64 - 1);
         Ok(json!({
-            "vision_config": VisionArch::encoder_config(folder)?,
+            "vision_config": VisionArch::encoder_config(self.folder)?,
             "connector_hidden_size": hidden_size,
             "feature_layer": layer,
             "image_token_id": self.vision.chat.map(|chat| chat.token),
         }))
     }
 
-    /// Writes settings, weights, and the processor's settings.
+    /// Writes settings, weights, and the processor's settings. `values` gives the numbers of changed tensors, which must be finite in
+    /// the dtype.
     ///
     /// # Errors
-    /// As [`super::folder::write`].
-    pub fn stage(&self, staging: &mut StagedFolder<'_>) -> Result<()> {
+    /// Those of the disk and of `values`.
+    pub fn stage(
+        &self,
+        staging: &mut StagedFolder<'_>,
+        values: &dyn Fn(&TensorSpec, Dtype) -> Result<Vec<f32>>,
+    ) -> Result<()> {
         staging.write_json(PAIR_SETTINGS, &self.settings()?)?;
-        if let Some(folder) = self.vision.folder.as_deref().filter(|folder| folder.is_dir()) {
-            for name in ["preprocessor_config.json", "processor_config.json"] {
-                let path = folder.join(name);
-                if path.is_file() {
-                    staging.copy(name, &path)?;
-                }
+        for name in ["preprocessor_config.json", "processor_config.json"] {
+            let path = self.folder.join(name);
+            if path.is_file() {
+                staging.copy(name, &path)?;
             }
         }
         let mut failed = None;
         let failure = std::cell::RefCell::new(&mut failed);
         let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| {
             if let Some((spec, dtype)) = self.computed.get(name) {
-                let values = self.merged.values(spec).and_then(|values| fits(name, values, *dtype));
-                let values = values.map_err(|error| {
+                let values = values(spec, *dtype).map_err(|error| {
                     let message = error.to_string();
                     **failure.borrow_mut() = Some(error);
                     io::Error::other(message)

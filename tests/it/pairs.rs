@@ -1,0 +1,200 @@
+//! Pairs of a text model and an image encoder (`vision.encoder`): trained as a whole, and in stages.
+use crate::pictures::{encoder, paired, picture, seeing};
+use crate::run::fixture::{Fixture, said, train, tunesmith};
+use crate::run::resume::straight_equals_stopped_on;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use tunesmith::model::weights::WeightFiles;
+
+/// The output of a command that succeeds.
+fn done(args: &[&str]) -> String {
+    let done = tunesmith(args).output().unwrap();
+    assert!(done.status.success(), "{args:?}: {}", said(&done));
+    said(&done)
+}
+
+/// Runs a stage with these lines into the folder `out`; what it said, and the losses of its validations.
+fn stage(fixture: &Fixture, out: &str, lines: &[&str]) -> (String, Vec<f64>) {
+    let own = ["train.max_steps: 3", "train.eval_strategy: steps", "train.eval_steps: 3", "train.eval_on_start: true"];
+    let config = fixture.config(out, &[&own, lines].concat());
+    let done = train(&config, &[&format!("train.output_dir={}", fixture.path(out).display())]);
+    assert!(done.status.success(), "{out}: {}", said(&done));
+    let metrics = fs::read_to_string(fixture.path(out).join("metrics.jsonl")).unwrap();
+    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    (said(&done), lines.filter_map(|line| line["eval_loss"].as_f64()).collect())
+}
+
+/// The result of a run, as `key: value` or a word of a command line.
+fn place(fixture: &Fixture, key: &str, folder: &str) -> String {
+    format!("{key}{}", fixture.path(folder).display())
+}
+
+fn close(one: f64, other: f64) {
+    assert!((one - other).abs() < 1e-5, "{one} and {other}");
+}
+
+#[test]
+fn a_pair_that_is_trained_as_a_whole_is_used_from_its_folder() {
+    for (mode, lines) in [
+        ("full", &["tuning.freeze_vision: false"][..]),
+        ("freeze", &["tuning.freeze.trainable_modules: [\"norms\"]"]),
+        ("full", &["tuning.freeze_connector: true", "vision.connector: mlp"]),
+    ] {
+        let fixture = paired();
+        let mode = format!("tuning.mode: {mode}");
+        let (text, losses) = stage(&fixture, "one", &[&[encoder(&fixture).as_str(), mode.as_str()], lines].concat());
+        assert!(text.contains("load_pair.py"), "{text}");
+        let [config, model] = ["one.yaml", "one/model"].map(|name| fixture.path(name).display().to_string());
+        let names = |file: &str| {
+            let files = WeightFiles::open_file(&Path::new(&model).join(file)).unwrap();
+            files.names().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(names("model.safetensors").iter().all(|name| !name.contains("vision") && !name.contains("projector")));
+        assert!(names("vision.safetensors").iter().any(|name| name.starts_with("multi_modal_projector.")));
+        assert!(names("vision.safetensors").iter().any(|name| name.starts_with("vision_tower.")));
+        // With the run's configuration, and by its folder alone.
+        let out = place(&fixture, "train.output_dir=", "one");
+        let image = picture("rgb.png");
+        let answer = done(&["infer", &config, &out, "--image", &image]);
+        assert_eq!(done(&["infer", "--model", &model, "--image", &image]), answer);
+        done(&["eval", &config, &out]);
+        let exported = fixture.path("exported").display().to_string();
+        done(&["export", &config, &out, "--hf", "--dtype", "float32", "--output", &exported]);
+        assert_eq!(done(&["infer", "--model", &exported, "--image", &image]), answer);
+        // A second stage starts with what the first one reached.
+        let name = place(&fixture, "model.name: ", "one/model");
+        let (_, further) = stage(&fixture, "two", &[&name, "tuning.freeze_connector: false"]);
+        close(further[0], *losses.last().unwrap());
+        let merged = fixture.path("merged").display().to_string();
+        let adapter = fixture.path("two/adapter").display().to_string();
+        done(&["merge", "--base", &model, "--adapter", &adapter, "--dtype", "float32", "--output", &merged]);
+        let (_, further) = stage(&fixture, "three", &[&place(&fixture, "model.name: ", "merged"), &mode, lines[0]]);
+        assert!(fixture.path("three/model/vision.json").is_file() && further[0] > 0.0);
+        let config = fixture.config("again", &[&name, &encoder(&fixture)]);
+        let refused = train(&config, &[]);
+        assert!(refused.status.code() == Some(2) && said(&refused).contains("connector already"), "{}", said(&refused));
+    }
+}
+
+#[test]
+fn a_stopped_run_that_trains_all_of_a_seeing_model_ends_with_the_same_bits() {
+    let fixture = paired();
+    straight_equals_stopped_on(
+        &fixture,
+        &[&encoder(&fixture), "tuning.mode: full", "tuning.freeze_vision: false"],
+        &[8],
+    );
+    let fixture = seeing("llava");
+    straight_equals_stopped_on(&fixture, &["tuning.mode: full", "tuning.freeze_connector: false"], &[8]);
+}
+
+/// The connector's numbers in an adapter.
+fn connector(fixture: &Fixture, folder: &str) -> Vec<Vec<f32>> {
+    let file = WeightFiles::open_file(&fixture.path(folder).join("adapter_model.safetensors")).unwrap();
+    let names = file.names().filter(|name| name.contains("multi_modal_projector"));
+    names.map(|name| file.read(name).unwrap().1).collect()
+}
+
+#[test]
+fn a_stage_keeps_frozen_what_the_stage_before_has_trained() {
+    for (fixture, more, frozen) in [
+        (paired(), Vec::new(), true),
+        (paired(), Vec::new(), false),
+        (seeing("llava"), vec!["tuning.freeze_connector: false"], true),
+    ] {
+        let encoder = if more.is_empty() { encoder(&fixture) } else { "seed: UNSET".to_owned() };
+        let encoder: Vec<&str> = Some(encoder.as_str()).filter(|line| line.starts_with("vision")).into_iter().collect();
+        let first = format!("tuning.freeze_language: {frozen}");
+        let (_, losses) = stage(&fixture, "one", &[&encoder[..], &more, &[&first]].concat());
+        let adapter = place(&fixture, "tuning.adapter: ", "one/adapter");
+        // Its features are the connector's, or those of the encoder.
+        let second = ["tuning.freeze_connector: true", "train.num_train_epochs: 2", "train.save_strategy: steps"];
+        let lines = [&encoder[..], &second, &[&adapter, "train.save_steps: 2"]].concat();
+        let (_, further) = stage(&fixture, "two", &lines);
+        close(further[0], *losses.last().unwrap());
+        assert!(further.last().unwrap() < &further[0], "{further:?}");
+        let trained = connector(&fixture, "one/adapter");
+        assert!(!trained.is_empty());
+        for folder in ["two/adapter", "two/checkpoint-000002"] {
+            assert_eq!(connector(&fixture, folder), trained, "{folder}");
+        }
+        // Interrupted, while the first stage is trained further.
+        let config = fixture.path("two.yaml").display().to_string();
+        let out = |name: &str| place(&fixture, "train.output_dir=", name);
+        let ended = fs::read(fixture.path("two/adapter/adapter_model.safetensors")).unwrap();
+        let checkpoint = fixture.path("two/checkpoint-000002").display().to_string();
+        let resume = format!("train.resume_from_checkpoint={checkpoint}");
+        fs::rename(fixture.path("one/adapter"), fixture.path("one/gone")).unwrap();
+        done(&["train", &config, &out("resumed"), &resume]);
+        assert!(fs::read(fixture.path("resumed/adapter/adapter_model.safetensors")).unwrap() == ended);
+        fs::rename(fixture.path("one/gone"), fixture.path("one/adapter")).unwrap();
+        // Its folder has all that is needed.
+        let image = picture("rgb.png");
+        let mut words = vec!["infer", &config, "--image", &image];
+        if encoder.is_empty() {
+            words.extend(["--prompt", "what is it?"]);
+        }
+        let two = out("two");
+        let answer = done(&[&words[..], &[&two]].concat());
+        assert_eq!(done(&[&words[..], &[&two, "--checkpoint", &checkpoint]].concat()).is_empty(), answer.is_empty());
+        let scored = done(&["eval", &config, &two]);
+        assert!(scored.contains("loss"), "{scored}");
+        let merged = fixture.path("merged").display().to_string();
+        done(&["merge", &config, &two, "--dtype", "float32", "--output", &merged]);
+        words[1] = "--model";
+        words.insert(2, &merged);
+        assert_eq!(done(&words), answer);
+        // A third stage trains it again, or goes on.
+        let adapter = place(&fixture, "tuning.adapter: ", "two/adapter");
+        for (out, frozen) in [("three", "false"), ("four", "true")] {
+            let line = format!("tuning.freeze_connector: {frozen}");
+            let (_, third) = stage(&fixture, out, &[&encoder[..], &[&adapter, &line]].concat());
+            close(third[0], *further.last().unwrap());
+            assert_eq!(connector(&fixture, &format!("{out}/adapter")) == trained, frozen == "true");
+        }
+    }
+}
+
+#[test]
+fn a_stage_that_cannot_keep_what_the_stage_before_has_trained_says_so() {
+    let fixture = paired();
+    let encoder = encoder(&fixture);
+    let adapted = "tuning.vision_target_modules: [\"q_proj\"]";
+    stage(&fixture, "one", &[&encoder, adapted]);
+    let adapter = place(&fixture, "tuning.adapter: ", "one/adapter");
+    let config = fixture.config("two", &[&encoder, &adapter]);
+    let refused = |words: &[&str], part: &str| {
+        let done = train(&config, words);
+        assert!(done.status.code() == Some(2) && said(&done).contains(part), "{}", said(&done));
+    };
+    refused(&[], "which this run does not train");
+    refused(&["tuning.freeze_language=true"], "has trained the language model");
+    // What the stage before has not trained starts as in the base.
+    stage(&fixture, "three", &[&encoder, &adapter, adapted, "tuning.vision_unfreeze_layers: 1"]);
+}
+
+#[test]
+fn settings_of_images_are_refused_where_no_encoder_is_loaded() {
+    let text = Fixture::new();
+    let of_text = text.config("run", &["train.max_steps: 1"]);
+    for word in [
+        "tuning.freeze_vision=false",
+        "tuning.freeze_connector=true",
+        "tuning.freeze_language=true",
+        "tuning.vision_unfreeze_layers=1",
+        "tuning.vision_target_modules=[q_proj]",
+        "vision.max_pixels=1024",
+        "vision.cache_features=true",
+        "vision.backend=pil",
+    ] {
+        let refused = train(&of_text, &[word]);
+        let key = word.split('=').next().unwrap();
+        let text = said(&refused);
+        assert!(refused.status.code() == Some(2) && text.contains(&format!("{key}: ")), "{word}: {text}");
+        assert!(text.contains("loads no image encoder") && text.contains("remove the key"), "{word}: {text}");
+    }
+    // Defaults may be written.
+    let accepted = train(&of_text, &["tuning.freeze_vision=true", "vision.load=false", "vision.backend=torchvision"]);
+    assert!(accepted.status.success(), "{}", said(&accepted));
+}
