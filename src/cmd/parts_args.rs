@@ -184,7 +184,7 @@ impl PartsArgs {
             print_note(&format!(
                 "the base's matrices are quantized to {} and dequantized, as in training, before the adapter is merged \
                  (--allow quantization takes the base as it is stored)",
-                Held::describe(Some(held))
+                held.in_words()
             ));
         }
         let blends = !self.weights.is_empty() || self.combine != "cat";

@@ -251,3 +251,11 @@ fn thinking_is_a_variable_of_the_template() {
         assert!(said(&output).contains(name) && said(&output).contains("does not read"), "{}", said(&output));
     }
 }
+
+#[test]
+fn an_empty_stop_text_is_refused() {
+    let text = Fixture::new();
+    let model = text.path("model").display().to_string();
+    let refused = tunesmith(&["infer", "--model", &model, "--raw", "--prompt", "a", "--stop", ""]).output().unwrap();
+    assert!(refused.status.code() == Some(2) && said(&refused).contains("--stop"), "{}", said(&refused));
+}

@@ -198,3 +198,34 @@ fn settings_of_images_are_refused_where_no_encoder_is_loaded() {
     let accepted = train(&of_text, &["tuning.freeze_vision=true", "vision.load=false", "vision.backend=torchvision"]);
     assert!(accepted.status.success(), "{}", said(&accepted));
 }
+
+#[test]
+fn an_encoder_that_is_not_there_is_named_by_its_own_key() {
+    let text = Fixture::new();
+    let refused = train(&text.config("run", &["vision.encoder: ./nowhere"]), &[]);
+    let message = said(&refused);
+    assert_eq!(refused.status.code(), Some(4), "{message}");
+    assert!(
+        message.contains("vision.encoder: ./nowhere does not exist") && !message.contains("model.name"),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_image_with_too_many_pixels_is_refused_with_its_row() {
+    let fixture = paired();
+    let chunk = |name: &[u8], data: &[u8]| {
+        let body = [name, data].concat();
+        [&(data.len() as u32).to_be_bytes()[..], &body, &crc32fast::hash(&body).to_be_bytes()].concat()
+    };
+    let side = 40_000_u32.to_be_bytes();
+    let head = chunk(b"IHDR", &[&side[..], &side, &[8, 2, 0, 0, 0]].concat());
+    let png = [&b"\x89PNG\r\n\x1a\n"[..], &head, &chunk(b"IDAT", &[]), &chunk(b"IEND", &[])].concat();
+    fs::write(fixture.path("huge.png"), png).unwrap();
+    let rows = fs::read_to_string(fixture.path("train.jsonl")).unwrap();
+    fs::write(fixture.path("train.jsonl"), rows + "{\"image\": \"huge.png\", \"caption\": \"much\"}\n").unwrap();
+    let refused = train(&fixture.config("run", &[&encoder(&fixture)]), &[]);
+    let message = said(&refused);
+    assert_eq!(refused.status.code(), Some(3), "{message}");
+    assert!(message.contains("train.jsonl:25") && message.contains("40000 x 40000 pixels"), "{message}");
+}

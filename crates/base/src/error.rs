@@ -187,6 +187,14 @@ impl Error {
         self
     }
 
+    /// The same error about another key: names `to` in place of `from`.
+    #[must_use]
+    pub fn of_key(mut self, from: &str, to: &str) -> Self {
+        self.message = self.message.replace(from, to);
+        self.hint = self.hint.map(|hint| hint.replace(from, to));
+        self
+    }
+
     /// Puts a semicolon and `more` after the message.
     #[must_use]
     pub fn with_more(mut self, more: &str) -> Self {

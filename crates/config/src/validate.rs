@@ -276,6 +276,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "model.device",
         "on the CPU activations are in main memory already; set model.device: cuda, or remove the key",
     )?;
+    if config.generation.stop_strings.iter().any(String::is_empty) {
+        return Err(Error::config(
+            "gen.stop_strings (--stop): an empty text, with which every answer would end at once",
+        )
+        .hint("name the text that ends an answer, or leave the key out"));
+    }
     vision(resolved)?;
     unused_keys::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;

@@ -259,7 +259,7 @@ impl Loader<'_> {
         let filtered = counts.below_min_length + counts.above_max_length;
         if filtered > 0 {
             return Err(Error::data(format!(
-                "{all}: {} are below data.min_length, {} above data.max_length, {} too long or without labels",
+                "{all}: {} below data.min_length, {} above data.max_length, {} too long or without labels",
                 counts.below_min_length,
                 counts.above_max_length,
                 counts.too_long + counts.unlabeled,
@@ -269,7 +269,7 @@ impl Loader<'_> {
         if counts.too_long + counts.unlabeled_by_truncation > 0 {
             let policy: Truncation = self.config.data.truncation;
             return Err(Error::data(format!(
-                "{all}: {} are longer than model.max_seq_len={limit} and lost to data.truncation={policy}, {} have no labels",
+                "{all}: {} longer than model.max_seq_len={limit} and lost to data.truncation={policy}, {} without labels",
                 counts.too_long + counts.unlabeled_by_truncation,
                 counts.unlabeled - counts.unlabeled_by_truncation,
             ))

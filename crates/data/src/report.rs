@@ -34,6 +34,10 @@ impl NamedRows {
     }
 
     fn warning(&self, set: &str, what: &str) -> Option<String> {
+        let what = match what.strip_prefix("have ") {
+            Some(rest) if self.rows == 1 => format!("has {rest}"),
+            _ => what.to_owned(),
+        };
         (self.rows > 0)
             .then(|| format!("{set}: {} {what} (first: {})", count(self.rows, "row"), self.places.join(", ")))
     }
@@ -271,7 +275,7 @@ impl Counts {
                 &format!("have {name:?} in a message, where it is plain text (data.split_special_tokens)"),
             ));
         }
-        warnings.extend(self.kept_tokens.warning(set, "have special tokens in their text, which stay special tokens"));
+        warnings.extend(self.kept_tokens.warning(set, "have special tokens in the text, which stay special tokens"));
         warnings
     }
 }
@@ -308,4 +312,18 @@ pub struct Report {
     pub templated: bool,
     /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_row_has_and_several_have() {
+        let mut rows = NamedRows::default();
+        rows.add("a.jsonl:1");
+        assert_eq!(rows.warning("train", "have a name").unwrap(), "train: 1 row has a name (first: a.jsonl:1)");
+        rows.add("a.jsonl:2");
+        assert!(rows.warning("train", "have a name").unwrap().starts_with("train: 2 rows have a name"));
+    }
 }

@@ -141,6 +141,11 @@ fn in_front(messages: &mut [Value], pictures: usize) -> Result<()> {
     Ok(())
 }
 
+/// Whether a text is an image in base64, and no name: names of files have a dot.
+fn is_base64(text: &str) -> bool {
+    text.len() > 200 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte))
+}
+
 fn is_data(value: &Value) -> bool {
     value.as_str().is_some_and(|text| text.starts_with("data:"))
 }
@@ -161,16 +166,28 @@ pub(super) fn reference(value: Value) -> Result<String> {
                 .hint("download it, and name the file: training reads no pictures from the web"))
         }
         Value::String(name) if name.is_empty() => Err(wrong(&Value::Null)),
+        Value::String(text) if is_base64(&text) => Err(Error::data(format!(
+            "the image is a text of {} in base64, expected the name of a file",
+            count(text.len(), "character")
+        ))
+        .hint("write {base64: …}, or data:image/png;base64,…")),
         Value::String(name) => Ok(name.strip_prefix("file://").map_or_else(|| name.clone(), str::to_owned)),
         Value::Object(mut fields) => {
             // A column of pictures as `datasets` stores it: the path beside the bytes only says what the file was called.
             if let Some(Value::String(bytes)) = fields.get_mut("bytes").filter(|bytes| is_data(bytes)) {
                 return Ok(std::mem::take(bytes));
             }
-            let field = NAMES.iter().find(|field| fields.get(**field).is_some_and(|value| !value.is_null()));
-            let Some(field) = field else { return Err(wrong(&Value::Object(fields))) };
-            match fields[*field].take() {
-                Value::String(text) if *field == "base64" || (*field == "data" && !text.starts_with("data:")) => {
+            let named = |field: &&str| fields.get(*field).is_some_and(|value| !value.is_null());
+            let named: Vec<&str> = NAMES.iter().copied().filter(named).collect();
+            let [field] = named[..] else {
+                return Err(match named[..] {
+                    [] => wrong(&Value::Object(fields)),
+                    _ => Error::data(format!("an image has the fields {}", named.join(" and ")))
+                        .hint("leave one of them: an image has one source"),
+                });
+            };
+            match fields[field].take() {
+                Value::String(text) if field == "base64" || (field == "data" && !text.starts_with("data:")) => {
                     Ok(format!("data:;base64,{text}"))
                 }
                 value => reference(value),
@@ -239,6 +256,8 @@ mod tests {
             (json!(3), "is a number"),
             (json!({"bytes": 3}), "is an object"),
             (json!(["a.png", ""]), "expected the name of a file"),
+            (json!("iVBORw0KGgo/".repeat(25)), "a text of 300 characters in base64"),
+            (json!({"path": "a.png", "base64": "AAAA"}), "the fields path and base64"),
         ] {
             let error = read(json!({"image": image, "question": "q", "answer": "a"})).unwrap_err();
             assert!(error.message().contains(part) && error.message().contains("\"image\""), "{error} lacks {part}");

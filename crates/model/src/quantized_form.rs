@@ -29,11 +29,11 @@ impl How {
     pub fn describe(self) -> String {
         let nested = self.double && matches!(self.format, Format::Nf4 | Format::Fp4);
         let double = if nested { " with double quantization" } else { "" };
-        format!("{}{double}", name(self.format))
+        format!("{}{double}", self.format.words())
     }
 }
 
-/// The format's name, with the size of its tiles.
+/// The format's name in a stamp, with the size of its tiles.
 fn name(format: Format) -> String {
     match format {
         Format::Fp8Tiles([rows, columns]) => format!("{} {rows} x {columns}", format.name()),
@@ -72,6 +72,12 @@ impl Held {
             Format::Nf4 | Format::Fp4 => format!("{}, double {double}, but for {skip:?}", format.name()),
             _ => format!("{}, but for {skip:?}", name(*format)),
         }
+    }
+
+    /// In words, such as `nf4 with double quantization, except lm_head`.
+    pub fn in_words(&self) -> String {
+        let except = if self.skip.is_empty() { String::new() } else { format!(", except {}", self.skip.join(", ")) };
+        format!("{}{except}", self.how.describe())
     }
 
     /// What [`Held::describe`] has written; nothing where it has not.

@@ -311,7 +311,9 @@ fn paired(
 ) -> Result<(PathBuf, VisionArch)> {
     let model =
         ModelConfig { name: Some(name.to_owned()), revision: config.vision.revision.clone(), ..ModelConfig::default() };
-    let dir = hub::model_dir(&model, part, downloads).map_err(|error| error.context("vision.encoder"))?.dir;
+    let dir = hub::model_dir(&model, part, downloads)
+        .map_err(|error| error.of_key("model.name", "vision.encoder").of_key("model.revision", "vision.revision"))?
+        .dir;
     let width = config.vision.connector_hidden_size.unwrap_or(seer.hidden_size);
     let pairing = Pairing {
         hidden_size: (config.vision.connector == ConnectorChoice::Mlp).then_some(width),

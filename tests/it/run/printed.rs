@@ -115,3 +115,12 @@ fn a_model_and_rows_train_without_a_configuration() {
     refused(&["train", "--data", &rows], "model.name is not set");
     refused(&["train"], "tunesmith train --model DIR --data rows.jsonl");
 }
+
+#[test]
+fn a_warm_up_that_is_longer_than_the_run_is_told() {
+    let text = Fixture::new();
+    let config = text.config("run", &["train.max_steps: 2", "train.warmup_steps: 1000"]);
+    let done = super::fixture::train(&config, &[]);
+    assert!(done.status.success(), "{}", said(&done));
+    assert!(said(&done).contains("train.warmup_steps: 1000, more than the 2 steps of this run"), "{}", said(&done));
+}

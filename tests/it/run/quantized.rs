@@ -166,7 +166,7 @@ fn a_merge_takes_the_base_as_it_was_trained_on_and_codes_it_again() {
     let path = |name: &str| fixture.path(name).display().to_string();
     let (config, dense) = (config.to_str().unwrap().to_owned(), path("dense"));
     let text = merges(&[&config, "--output", &dense]);
-    assert!(text.contains("quantized to nf4, double true, but for [] and dequantized, as in training"), "{text}");
+    assert!(text.contains("quantized to nf4 with double quantization and dequantized, as in training"), "{text}");
     // The same as onto a dense base with these numbers.
     let (wide, same, adapter) =
         (widened(&fixture, Format::Nf4).display().to_string(), path("same"), path("out/adapter"));

@@ -241,14 +241,18 @@ impl<'a> Unrounded<'a> {
     pub fn new(pools: impl IntoIterator<Item = &'a Arc<Pool>>) -> Self {
         let of_cpu = pools.into_iter().filter(|pool| pool.device() == Device::Cpu);
         let before: Vec<(&Pool, Number)> = of_cpu.map(|pool| (&**pool, pool.products())).collect();
-        before.iter().for_each(|(pool, _)| pool.set_products(Number::F32));
+        for (pool, _) in &before {
+            pool.set_products(Number::F32);
+        }
         Self(before)
     }
 }
 
 impl Drop for Unrounded<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|(pool, before)| pool.set_products(*before));
+        for (pool, before) in &self.0 {
+            pool.set_products(*before);
+        }
     }
 }
 

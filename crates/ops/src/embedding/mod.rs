@@ -38,7 +38,9 @@ fn from_host(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32]
     if table.device() == Device::Cpu {
         for (row, &token) in rows.chunks_exact_mut(features).zip(tokens) {
             table.widen(token as usize * features, row);
-            row.iter_mut().for_each(|value| *value *= scale);
+            for value in row {
+                *value *= scale;
+            }
         }
     }
     Activation::from_rows(pool, &rows, features)

@@ -44,7 +44,7 @@ pub fn quantize_there(values: Floats<'_>, width: usize, format: Format, double: 
         Format::Mxfp4 => mxfp4(values, width).map(Quantized::Four),
         Format::Fp8Tiles(tile) => fp8_tiles(values, width, tile).map(Quantized::Tiled),
         Format::Int4Groups | Format::Int8Groups | Format::Nvfp4 => {
-            Err(Error::model(format!("not yet: numbers cannot be coded in {}", format.name()))
+            Err(Error::model(format!("not yet: numbers cannot be coded in {}", format.words()))
                 .hint("use the unquantized model, or set model.quantization: nf4 or none"))
         }
     }

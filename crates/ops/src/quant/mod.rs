@@ -97,6 +97,16 @@ impl Format {
         }
     }
 
+    /// The format in messages.
+    pub fn words(self) -> String {
+        match self {
+            Self::Fp8Tiles([rows, columns]) => format!("FP8 in blocks of {rows} x {columns}"),
+            Self::Int4Groups => "4-bit integers in groups".to_owned(),
+            Self::Int8Groups => "8-bit integers in groups".to_owned(),
+            _ => self.name().to_owned(),
+        }
+    }
+
     /// Whether it is the format of a model's maker, which a run keeps as the files have it, and no format of bitsandbytes.
     pub const fn is_makers(self) -> bool {
         matches!(self, Self::Mxfp4 | Self::Fp8Tiles(_) | Self::Int4Groups | Self::Int8Groups | Self::Nvfp4)

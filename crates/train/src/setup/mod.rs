@@ -181,6 +181,13 @@ impl Checked {
         };
 
         let steps = self.steps(&config.train, &batch, ranks)?;
+        if steps.warmup_steps > steps.total_steps {
+            observer.event(&Event::Notice(&format!(
+                "train.warmup_steps: {}, more than the {} of this run: the learning rate does not reach its peak",
+                steps.warmup_steps,
+                count(steps.total_steps, "step")
+            )));
+        }
         let schedule = Schedule::of(&config.train, steps.warmup_steps, steps.total_steps)?;
         let loraplus = config.tuning.lora.loraplus_lr_ratio;
         let optimizer = OptimizerPlan::new(&config.train, loraplus, &self.source.trained)?;
