@@ -261,7 +261,10 @@ fn activations_that_wait_on_the_host_change_no_bit_and_free_memory() {
 #[test]
 fn tables_that_wait_on_the_host_change_no_bit_and_free_memory() {
     let modes = [
-        ("in float32", "{model: {device: cuda, dtype: float32}, tuning: {lora: {r: 4}}, train: {offload_embedding: true}}"),
+        (
+            "in float32",
+            "{model: {device: cuda, dtype: float32}, tuning: {lora: {r: 4}}, train: {offload_embedding: true}}",
+        ),
         (
             "in bfloat16",
             "{model: {device: cuda, dtype: bfloat16}, tuning: {lora: {r: 4}}, train: {offload_embedding: true, bf16: true}}",
@@ -292,9 +295,10 @@ fn tables_that_wait_on_the_host_change_no_bit_and_free_memory() {
             assert_eq!(loss, again, "{name}");
             assert_eq!((bits(&gradients), bits(&next)), (bits(&others), bits(&after)), "{name}");
             let each = if name == "in bfloat16" { 2 } else { 4 };
-            let tables = arch.tensors().into_iter().filter(|spec| {
-                spec.name == PER_LAYER_EMBEDDING || spec.name == EMBEDDING && !arch.tie_word_embeddings
-            });
+            let tables = arch
+                .tensors()
+                .into_iter()
+                .filter(|spec| spec.name == PER_LAYER_EMBEDDING || spec.name == EMBEDDING && !arch.tie_word_embeddings);
             let bytes: u64 = tables.map(|spec| each * spec.len() as u64).sum();
             assert!(bytes > 0 && held - less >= bytes, "{name}: {held} to {less} bytes, the tables have {bytes}");
         }
