@@ -137,7 +137,7 @@ fn products(clock: &mut Clock, [hidden, wide]: [usize; 2], x: &Activation, out: 
         });
     };
     let weight = Array::of(device, &host);
-    time("product, float32", 4.0 * count as f64, Store::F32(weight.view()), clock);
+    time("product, float32 weight", 4.0 * count as f64, Store::F32(weight.view()), clock);
     drop(weight);
     let narrow: Vec<bf16> = host.iter().map(|&value| bf16::from_f32(value)).collect();
     let weight = Array::of(device, &narrow);

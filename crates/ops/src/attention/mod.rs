@@ -13,6 +13,8 @@
 //! key/value head. Heads may have any sizes; those up to 512 are tested. Queries may be a subset of the tokens: the last
 //! block needs only the rows that carry a loss.
 //!
+//! On a CPU with `AVX512_BF16`, operands are rounded to bfloat16 where the pool's products are; the new tokens of [`decode`] never are.
+//!
 //! On a GPU, tensor cores multiply 16-bit activations whose keys and values both have a multiple of 16 features, up to 256.
 //! Weights are then rounded to 16 bits, and sums are in float32. All other shapes, float32, and the new tokens of [`decode`]
 //! are multiplied in float32.

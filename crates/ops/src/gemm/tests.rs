@@ -462,6 +462,41 @@ fn each_pair_level(test: impl Fn(&std::sync::Arc<Pool>) + Sync) {
 }
 
 #[test]
+fn products_in_pairs_have_the_same_bits_with_any_number_of_threads() {
+    use crate::quant::{Format, encode};
+    each_pair_level(|pool| {
+        // Sums of exactly as many blocks, of one number more, and of three blocks.
+        for (tokens, depth, rows) in [(40, 1280, 64), (33, 641, 100), (500, 640, 130), (20, 2561, 35)] {
+            let (x, w, y) = (numbers(1, tokens * depth), numbers(2, rows * depth), numbers(3, tokens * rows));
+            let (xa, ya) = (Activation::from_rows(pool, &x, depth), Activation::from_rows(pool, &y, rows));
+            let low = numbers(4, rows * 8);
+            let thin = Activation::from_rows(pool, &numbers(5, tokens * 8), 8);
+            let coded = encode::quantize(&w, depth, Format::Nf4, false).unwrap();
+            let all = || {
+                let mut bits = Vec::new();
+                for store in [Store::from(&w[..]), Store::Quantized(&coded)] {
+                    let mut out = pool.act(tokens, rows);
+                    let second = Term { matrix: Matrix::rows(&low[..], 8), x: &thin };
+                    matmul(&mut out, Init::Zero, &[Term { matrix: Matrix::rows(store, depth), x: &xa }, second]);
+                    let mut back = pool.act(tokens, depth);
+                    matmul(&mut back, Init::Zero, &[Term { matrix: Matrix::transposed(store, depth), x: &ya }]);
+                    bits.extend([out.to_rows(), back.to_rows()].concat());
+                }
+                let mut gradient = vec![0.0; rows * depth];
+                outer(Target::Rows((&mut gradient[..]).into()), &ya, &Transposed::new(&xa));
+                bits.extend(gradient);
+                bits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let with = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(all);
+            let one = with(1);
+            for threads in [2, 5] {
+                assert!(one == with(threads), "[{tokens}, {depth}, {rows}] with {threads} threads");
+            }
+        }
+    });
+}
+
+#[test]
 fn matmul_in_pairs_equals_the_plain_sum_of_rounded_operands() {
     each_pair_level(|pool| {
         // More than one block of the sum, more than one task of rows and of panels, odd sizes, a rank of 16.

@@ -73,8 +73,8 @@ unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, rows: usize, depth: 
 }
 
 /// # Safety
-/// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`], and the panels `p0..p1` are some of `out`, and no
-/// other task has them. `job` has passed the checks of `gemm::matmul_grouped`.
+/// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`] where a strip of them is dequantized, and the panels `p0..p1` are
+/// some of `out`, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`.
 #[inline(always)]
 unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {
     for stage in &job.stages {

@@ -18,7 +18,7 @@ pub(crate) use tiles::{score_tile, sum_tile};
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
 const DEPTH: usize = 512;
-/// Rows of the matrix in a task.
+/// The most rows of the matrix that are dequantized at a time. A task of a matrix of floats may have more.
 const TASK_ROWS: usize = 96;
 
 /// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.

@@ -46,7 +46,7 @@ pub(super) struct RawTerm<'a> {
 
 /// Terms that a tile is summed over before it goes back to memory.
 pub(super) struct Stage<'a> {
-    /// In blocks of [`DEPTH`].
+    /// In blocks of [`DEPTH`], or of so many features as `pairs` says.
     pub(super) first: RawTerm<'a>,
     /// At once, after the last block of the first one.
     pub(super) second: Option<RawTerm<'a>>,
