@@ -122,6 +122,25 @@ pub(super) fn infer(
     print(&lines.concat())
 }
 
+/// A row of a file. `index` counts from 0.
+fn row(row: &Value, index: usize, input: &Path) -> Result<ClassifierInput> {
+    let whole = match row {
+        Value::String(text) => Ok(ClassifierInput::Text(text.clone())),
+        Value::Object(fields) => ClassifierInput::parse(&mut fields.clone()),
+        _ => Err(Error::data("found neither an object nor a string")),
+    };
+    whole.map_err(|error| error.context(format!("{}: row {}", input.display(), index + 1)))
+}
+
+/// The values of the fields that [`infer_file`] adds to the first row.
+///
+/// # Errors
+/// As [`infer_file`].
+pub(super) fn first(session: &ModelSession, head: &ScoreHead, rows: &[Value], input: &Path) -> Result<Vec<Value>> {
+    let found = classify(session, &[row(&rows[0], 0, input)?])?.remove(0);
+    Ok(found.fields(head).into_iter().map(|(_, value)| value).collect())
+}
+
 /// `infer` of a file: classifies the rows after the first `done` ones, and writes each with its prediction. `open` opens the
 /// file of predictions, after all rows have been read without an error.
 ///
@@ -135,15 +154,8 @@ pub(super) fn infer_file<'a>(
     open: impl FnOnce() -> Result<Lines<'a>>,
     input: &Path,
 ) -> Result<()> {
-    let whole = |(index, row): (usize, &Value)| {
-        let whole = match row {
-            Value::String(text) => Ok(ClassifierInput::Text(text.clone())),
-            Value::Object(fields) => ClassifierInput::parse(&mut fields.clone()),
-            _ => Err(Error::data("found neither an object nor a string")),
-        };
-        whole.map_err(|error| error.context(format!("{}: row {}", input.display(), index + 1)))
-    };
-    let wholes = rows.iter().enumerate().skip(done).map(whole).collect::<Result<Vec<_>>>()?;
+    let wholes =
+        rows.iter().enumerate().skip(done).map(|(index, it)| row(it, index, input)).collect::<Result<Vec<_>>>()?;
     let mut lines = open()?;
     let (stop, _listening) = interrupt()?;
     let (began, mut truncated) = (Instant::now(), 0);

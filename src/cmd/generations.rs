@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::config::Config;
 use crate::config::arch::ScoreHead;
 use crate::data;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, check_output_file};
 use crate::files::{self, real};
@@ -75,14 +76,16 @@ impl Form {
 }
 
 /// The rows that an existing file already answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Done {
     pub rows: usize,
     form: Option<Form>,
+    /// The values of the fields that were added to the first row.
+    first: Vec<Value>,
 }
 
 impl Done {
-    pub const NONE: Self = Self { rows: 0, form: None };
+    pub const NONE: Self = Self { rows: 0, form: None, first: Vec::new() };
 
     /// Counts the rows in `out`, and cuts off an incomplete line at its end.
     ///
@@ -104,6 +107,10 @@ impl Done {
             if done.form.is_none() {
                 return Err(another(out, done.rows));
             }
+            if done.rows == 0 {
+                let fields = done.form.map_or(&[][..], Form::fields);
+                done.first = fields.iter().filter_map(|name| found.get(*name).cloned()).collect();
+            }
             done.rows += 1;
         }
         if whole == 0 && !bytes.is_empty() {
@@ -115,6 +122,28 @@ impl Done {
             cut.map_err(|error| Error::io("write", out, &error))?;
         }
         Ok(done)
+    }
+}
+
+impl Done {
+    /// Holds the file's first answer to what `again` says to that row, on the CPU: a GPU's answers depend on the rows beside by
+    /// rounding.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: it differs; those of `again`.
+    pub fn check_first(&self, device: Device, out: &Path, again: impl FnOnce() -> Result<Vec<Value>>) -> Result<()> {
+        if self.rows == 0 || device != Device::Cpu {
+            return Ok(());
+        }
+        // As it would be read from the file.
+        let again = Value::Array(again()?).to_string();
+        if serde_json::from_str(&again).is_ok_and(|again: Vec<Value>| again == self.first) {
+            return Ok(());
+        }
+        Err(Error::config(format!("{}:1: this command answers that row differently", out.display())).hint(
+            "another model, other settings, or another kind of processor wrote the file: give --overwrite to replace it, or \
+             name another --out",
+        ))
     }
 }
 
@@ -137,7 +166,7 @@ impl<'a> Lines<'a> {
     ///
     /// # Errors
     /// The disk; [`crate::Kind::Config`]: `out` holds what another kind of model says, or is something that the run reads.
-    pub fn open(out: &'a Path, rows: &'a [Value], done: Done, form: Form, config: &Config) -> Result<Self> {
+    pub fn open(out: &'a Path, rows: &'a [Value], done: &Done, form: Form, config: &Config) -> Result<Self> {
         if done.form.is_some_and(|known| known != form) {
             return Err(another(out, 0));
         }

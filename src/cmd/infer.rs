@@ -17,7 +17,7 @@ use super::terminal::{print_answer, print_exact, print_note, print_reasoning};
 use crate::data::{numbers, shows_picture};
 use crate::error::{Error, Result};
 use crate::eval::stream::certain;
-use crate::eval::{Answer, Go, Settings, SplitAnswer, Watcher, generate_with_images};
+use crate::eval::{Answer, Go, Settings, SplitAnswer, Unwatched, Watcher, generate_with_images};
 use crate::files;
 use crate::files::output::{Existing, check_output_file};
 use crate::words::{are, count};
@@ -63,11 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
             check_output_file(out, Existing::Replace, std::slice::from_ref(input))?;
             let rows = read_rows(input)?;
             let done = if args.overwrite { Done::NONE } else { Done::read(out, &rows)? };
-            if done.rows == rows.len() {
-                print_note(&format!("{}: all {} answered", out.display(), are(done.rows, "row")));
-                return Ok(());
-            }
-            batch(args, &rows, done, out, input)
+            batch(args, &rows, &done, out, input)
         }
         _ => single(args),
     }
@@ -217,6 +213,11 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
     Ok(rows)
 }
 
+/// The values of [`Form::Answer`]'s fields.
+fn fields(session: &ModelSession, answer: &Answer) -> Result<[Value; 3]> {
+    Ok([session.decoder().text(answer)?.into(), json!(answer.end), answer.tokens.len().into()])
+}
+
 /// Writes answers in row order, whatever order they end in.
 struct Writer<'a> {
     session: &'a ModelSession,
@@ -239,7 +240,7 @@ impl Watcher for Writer<'_> {
     }
 
     fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
-        let said = [self.session.decoder().text(answer)?.into(), json!(answer.end), answer.tokens.len().into()];
+        let said = fields(self.session, answer)?;
         self.waiting.insert(self.first + text, said);
         while let Some(said) = self.waiting.remove(&self.lines.next()) {
             self.lines.push(said)?;
@@ -248,10 +249,14 @@ impl Watcher for Writer<'_> {
     }
 }
 
-fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> Result<()> {
+fn batch(args: &Args, rows: &[Value], done: &Done, out: &Path, input: &Path) -> Result<()> {
     let ask = &args.ask;
     let session = ask.open(rows.iter().any(shows_picture))?;
     let form = Form::of(session.model.arch.score.as_ref());
+    let all_answered = || {
+        print_note(&format!("{}: all {} answered", out.display(), are(done.rows, "row")));
+        Ok(())
+    };
     let lines = || {
         let lines = Lines::open(out, rows, done, form, &session.config)?;
         if done.rows > 0 {
@@ -261,9 +266,22 @@ fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> R
         Ok(lines)
     };
     if let Some(head) = &session.model.arch.score {
+        done.check_first(session.model.device(), out, || classify::first(&session, head, rows, input))?;
+        if done.rows == rows.len() {
+            return all_answered();
+        }
         return classify::infer_file(&session, head, rows, done.rows, lines, input);
     }
+    done.check_first(session.model.device(), out, || {
+        let Prompt { ids, images } = session.row(ask.system.as_deref(), &rows[0])?;
+        let answers = generate_with_images(&session.model, &[ids], &[images], &session.settings(), &mut Unwatched)?;
+        let answer = answers.and_then(|mut answers| answers.pop()).expect("nobody stops it");
+        fields(&session, &answer).map(Vec::from)
+    })?;
     let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
+    if done.rows == rows.len() {
+        return all_answered();
+    }
     // Reads all prompts first: a bad row is refused before the first answer.
     let prompts = rows
         .iter()
