@@ -103,7 +103,11 @@ fn a_run_is_scored_while_it_goes_and_asked_afterwards() {
     answered(&batch, "");
     let greedily = run(&batch[..6], "");
     assert_eq!(greedily.status.code(), Some(2), "{}", said(&greedily));
-    assert!(said(&greedily).contains("answers.jsonl:1: this command answers that row differently"), "{}", said(&greedily));
+    assert!(
+        said(&greedily).contains("answers.jsonl:1: this command answers that row differently"),
+        "{}",
+        said(&greedily)
+    );
     assert_eq!(std::fs::read_to_string(&out).unwrap(), whole, "answers of other settings stay as they are");
     let other = fixture.path("base.jsonl");
     answered(&["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", other.to_str().unwrap()], "");

@@ -446,6 +446,10 @@ fn a_signal_ends_a_command_at_once_and_leaves_nothing_half_written() {
     });
     // It stays alive, and does not end before the third begins.
     send(&second, libc::SIGSTOP);
+    let state = format!("/proc/{}/stat", second.id());
+    wait_until("the second to stand still", || {
+        std::fs::read_to_string(&state).map_or(true, |state| state.contains(") T "))
+    });
     let living = names(&fixture.path("to"));
     let mut third = begin();
     wait_until("a third", || names(&fixture.path("to")).len() > living.len());

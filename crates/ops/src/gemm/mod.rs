@@ -8,6 +8,8 @@ pub(crate) mod cpu;
 mod cuda;
 mod operands;
 #[cfg(test)]
+mod pairs_tests;
+#[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;

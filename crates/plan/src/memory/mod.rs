@@ -394,6 +394,7 @@ pub(super) fn block_of(tensor: &str) -> Option<usize> {
 fn attention_scratch(attention: &AttentionSpec, longest: u64) -> u64 {
     let tokens = longest.next_multiple_of(LANES);
     let block = 2 * 8 * LANES * LANES;
-    let [keys, values] = [attention.head_dim, attention.value_dim()].map(|features| (features as u64).next_multiple_of(2));
+    let [keys, values] =
+        [attention.head_dim, attention.value_dim()].map(|features| (features as u64).next_multiple_of(2));
     4 * (4 * tokens * (keys + values) + 2 * tokens + 3 * block + LANES * keys.max(values))
 }

@@ -1,0 +1,186 @@
+//! Products whose operands are rounded to bfloat16 and multiplied in pairs.
+use super::*;
+use crate::activation::{Activation, Number, Pool};
+use crate::simd::pair_level;
+use crate::testing::{each_level, near, numbers};
+use half::bf16;
+use tunesmith_device::Array;
+
+/// The nearest numbers of bfloat16.
+fn rounded(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect()
+}
+
+/// A pool of the CPU whose products round their operands to bfloat16, at each level that has such products.
+fn each_pair_level(test: impl Fn(&std::sync::Arc<Pool>) + Sync) {
+    each_level(|_| {
+        if pair_level().is_some() {
+            let pool = Pool::new();
+            pool.set_products(Number::Bf16);
+            test(&pool);
+        }
+    });
+}
+
+#[test]
+fn products_in_pairs_have_the_same_bits_with_any_number_of_threads() {
+    use crate::quant::{Format, encode};
+    each_pair_level(|pool| {
+        // Sums of exactly as many blocks, of one number more, and of three blocks.
+        for (tokens, depth, rows) in [(40, 1280, 64), (33, 641, 100), (500, 640, 130), (20, 2561, 35)] {
+            let (x, w, y) = (numbers(1, tokens * depth), numbers(2, rows * depth), numbers(3, tokens * rows));
+            let (xa, ya) = (Activation::from_rows(pool, &x, depth), Activation::from_rows(pool, &y, rows));
+            let low = numbers(4, rows * 8);
+            let thin = Activation::from_rows(pool, &numbers(5, tokens * 8), 8);
+            let coded = encode::quantize(&w, depth, Format::Nf4, false).unwrap();
+            let all = || {
+                let mut bits = Vec::new();
+                for store in [Store::from(&w[..]), Store::Quantized(&coded)] {
+                    let mut out = pool.act(tokens, rows);
+                    let second = Term { matrix: Matrix::rows(&low[..], 8), x: &thin };
+                    matmul(&mut out, Init::Zero, &[Term { matrix: Matrix::rows(store, depth), x: &xa }, second]);
+                    let mut back = pool.act(tokens, depth);
+                    matmul(&mut back, Init::Zero, &[Term { matrix: Matrix::transposed(store, depth), x: &ya }]);
+                    bits.extend([out.to_rows(), back.to_rows()].concat());
+                }
+                let mut gradient = vec![0.0; rows * depth];
+                outer(Target::Rows((&mut gradient[..]).into()), &ya, &Transposed::new(&xa));
+                bits.extend(gradient);
+                bits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let with = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(all);
+            let one = with(1);
+            for threads in [2, 5] {
+                assert!(one == with(threads), "[{tokens}, {depth}, {rows}] with {threads} threads");
+            }
+        }
+    });
+}
+
+#[test]
+fn matmul_in_pairs_equals_the_plain_sum_of_rounded_operands() {
+    each_pair_level(|pool| {
+        // More than one block of the sum, more than one task of rows and of panels, odd sizes, a rank of 16.
+        for (tokens, depth, rows, low) in [
+            (2, 1, 1, 1),
+            (5, 3, 7, 5),
+            (17, 33, 16, 16),
+            (40, 600, 29, 5),
+            (33, 1333, 100, 16),
+            (300, 16, 130, 40),
+            (700, 70, 300, 16),
+        ] {
+            let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));
+            let (z, b) = (numbers(3, tokens * low), numbers(4, rows * low));
+            let (bias, addend) = (numbers(5, rows), numbers(6, tokens * rows));
+            let (xa, za) = (Activation::from_rows(pool, &x, depth), Activation::from_rows(pool, &z, low));
+            let added = Activation::from_rows(pool, &addend, rows);
+            let turned = |values: &[f32]| (0..depth * rows).map(|i| values[i % rows * depth + i / rows]).collect();
+            let (wt, spread): (Vec<f32>, Vec<f32>) = (turned(&w), w.iter().flat_map(|&value| [value, 9.0]).collect());
+            let narrow = |values: &[f32]| values.iter().copied().map(bf16::from_f32).collect::<Vec<_>>();
+            let [n, nt, ns] = [&w, &wt, &spread].map(|values| Array::of(Device::Cpu, &narrow(values)));
+            let [w_there, wt_there, spread, b_there, bias_there] =
+                [&w, &wt, &spread, &b, &bias].map(|values| Array::of(Device::Cpu, values));
+            for (case, init) in
+                [Init::Zero, Init::Bias(bias_there.view()), Init::Add(&added), Init::Out].into_iter().enumerate()
+            {
+                let start = [vec![0.0; tokens * rows], bias.repeat(tokens), addend.clone(), addend.clone()];
+                let terms = [(&*rounded(&w), &*rounded(&x), depth), (&*rounded(&b), &*rounded(&z), low)];
+                let expected = reference::matmul(&start[case], rows, &terms);
+                let mut first: Option<Vec<f32>> = None;
+                for matrix in [
+                    Matrix::rows(w_there.view(), depth),
+                    Matrix::transposed(wt_there.view(), rows),
+                    Matrix::strided(spread.view(), 2 * depth, 2),
+                    Matrix::rows(Store::Bf16(n.view()), depth),
+                    Matrix::transposed(Store::Bf16(nt.view()), rows),
+                    Matrix::strided(Store::Bf16(ns.view()), 2 * depth, 2),
+                ] {
+                    let mut out = added.copy();
+                    let terms = [Term { matrix, x: &xa }, Term { matrix: Matrix::rows(b_there.view(), low), x: &za }];
+                    matmul(&mut out, init, &terms);
+                    let got = out.to_rows();
+                    near(&format!("[{tokens}, {depth}, {rows}] {case} {matrix:?}"), &got, &expected, 1e-4);
+                    // However the matrix is stored, the same sums.
+                    assert!(*first.get_or_insert_with(|| got.clone()) == got, "{case} {matrix:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_quantized_matrix_in_pairs_multiplies_as_its_values_do() {
+    use crate::quant::{Format, encode};
+    each_pair_level(|pool| {
+        for (tokens, depth, rows) in [(2, 1, 1), (5, 3, 7), (17, 33, 16), (33, 1100, 101), (19, 64, 220)] {
+            let values = numbers(2, rows * depth);
+            let x = Activation::from_rows(pool, &numbers(1, tokens * depth), depth);
+            for (format, double) in [(Format::Nf4, true), (Format::Int8, false)] {
+                for turned in [false, true] {
+                    let width = if turned { rows } else { depth };
+                    let run = |store: Store<'_>| {
+                        let matrix = if turned { Matrix::transposed(store, rows) } else { Matrix::rows(store, depth) };
+                        let mut out = pool.act(tokens, rows);
+                        matmul(&mut out, Init::Zero, &[Term { matrix, x: &x }]);
+                        out.to_rows()
+                    };
+                    let quantized = encode::quantize(&values, width, format, double).unwrap();
+                    let wide = Array::of(Device::Cpu, &quantized.dequantize());
+                    let same = run(Store::Quantized(&quantized)) == run(Store::F32(wide.view()));
+                    // A strip has shorter blocks of the sum; float32 sums of blocks are what they are in one.
+                    assert!(same, "{format:?} [{tokens}, {depth}, {rows}] turned {turned}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn outer_in_pairs_equals_the_plain_sum_of_rounded_operands() {
+    each_pair_level(|pool| {
+        for (tokens, rows, cols) in [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50), (4200, 13, 18)] {
+            let (y, x) = (numbers(1, tokens * rows), numbers(2, tokens * cols));
+            let (ya, xa) = (Activation::from_rows(pool, &y, rows), Activation::from_rows(pool, &x, cols));
+            let xt = Transposed::new(&xa);
+            let [mut plain, mut turned] = [(); 2].map(|()| Array::of(Device::Cpu, &vec![1.0; rows * cols]));
+            outer(Target::Rows(plain.view_mut()), &ya, &xt);
+            outer(Target::Transposed(turned.view_mut()), &ya, &xt);
+            let expected: Vec<f64> =
+                reference::outer(&rounded(&y), rows, &rounded(&x), cols).iter().map(|sum| 1.0 + sum).collect();
+            near("rows", &plain.read(), &expected, 2e-4);
+            let turned_back: Vec<f32> =
+                (0..rows * cols).map(|at| turned.read()[at % cols * rows + at / cols]).collect();
+            near("turned", &turned_back, &expected, 2e-4);
+        }
+    });
+}
+
+#[test]
+fn the_instruction_gives_what_plain_arrays_do() {
+    let results = std::sync::Mutex::new(Vec::new());
+    each_pair_level(|pool| {
+        let (tokens, depth, rows) = (37, 701, 50);
+        let x = Activation::from_rows(pool, &numbers(1, tokens * depth), depth);
+        let w = Array::of(Device::Cpu, &numbers(2, rows * depth));
+        let mut out = pool.act(tokens, rows);
+        matmul(&mut out, Init::Zero, &[Term { matrix: Matrix::rows(w.view(), depth), x: &x }]);
+        results.lock().unwrap().push(out.to_rows());
+    });
+    let results = results.into_inner().unwrap();
+    assert!(results.iter().all(|result| *result == results[0]));
+}
+
+#[test]
+fn one_token_is_multiplied_in_float32() {
+    each_pair_level(|pool| {
+        let (x, w) = (numbers(1, 40), Array::of(Device::Cpu, &numbers(2, 40 * 7)));
+        let run = |pool: &std::sync::Arc<Pool>| {
+            let x = Activation::from_rows(pool, &x, 40);
+            let mut out = pool.act(1, 7);
+            matmul(&mut out, Init::Zero, &[Term { matrix: Matrix::rows(w.view(), 40), x: &x }]);
+            out.to_rows()
+        };
+        assert!(run(pool) == run(&Pool::new()));
+    });
+}
