@@ -123,9 +123,7 @@ impl Done {
         }
         Ok(done)
     }
-}
 
-impl Done {
     /// Holds the file's first answer to what `again` says to that row, on the CPU: a GPU's answers depend on the rows beside by
     /// rounding.
     ///

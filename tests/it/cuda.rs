@@ -249,6 +249,18 @@ fn calls_of_a_step(fixture: &Fixture, name: &str, lines: &[&str]) -> BTreeMap<St
 #[test]
 fn the_host_waits_once_a_step_for_the_gpu() {
     let fixture = Fixture::new();
+    // The quickstart's model, whose head shares its embedding, with a head of its own.
+    let untied = fixture.path("untied");
+    std::fs::create_dir(&untied).unwrap();
+    let quickstart = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/quickstart/model");
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(quickstart.join(file), untied.join(file)).unwrap();
+    }
+    let config = std::fs::read_to_string(quickstart.join("config.json")).unwrap();
+    let tied = "\"tie_word_embeddings\": true";
+    assert!(config.contains(tied));
+    std::fs::write(untied.join("config.json"), config.replace(tied, "\"tie_word_embeddings\": false")).unwrap();
+    let untied = format!("model.name: {}", untied.display());
     for (name, lines) in [
         ("lora", &[][..]),
         ("qlora, bf16", &["model.quantization: nf4", "train.bf16: true", "train.optim: adamw_8bit"]),
@@ -257,6 +269,7 @@ fn the_host_waits_once_a_step_for_the_gpu() {
         ("full, sums in bf16", &["tuning.mode: full", "train.grad_dtype: bfloat16"]),
         ("blocks run again", &["train.gradient_checkpointing: true", "train.activation_offloading: true"]),
         ("optimizer on the host", &["tuning.mode: full", "train.offload_optimizer: true"]),
+        ("embedding on the host", &["train.offload_embedding: true", "model.init: random", &untied]),
     ] {
         let calls = calls_of_a_step(&fixture, &name.replace([' ', ','], "-"), lines);
         let of = |function: &str| calls.get(function).copied().unwrap_or(0);

@@ -3,8 +3,9 @@
 //! A folder holds the features of one encoder and one way to prepare images. Its files are safetensors of many images.
 //! Each image has a tensor, named by the hash of its file, and a digest. A file is written under a temporary name,
 //! synced and renamed, so that it is complete or absent, and runs may share the folder. Files that cannot be read and
-//! images whose features are damaged are skipped ([`FeatureCache::forget_damaged`]), and these images are encoded again. A process that encodes a part of the images holds a lock on it, so that
-//! ranks and runs share the work ([`FeatureCache::claim`]).
+//! images whose features are damaged are skipped ([`FeatureCache::forget_damaged`]), and these images are encoded again.
+//! A process that encodes a part of the images holds a lock on it, so that ranks and runs share the work
+//! ([`FeatureCache::claim`]).
 //!
 //! Features that a GPU has computed in bfloat16 are stored in bfloat16. Other numbers are not rounded.
 use super::weights::{Dtype, Numbers, WeightFiles, write_floats, write_numbers_by};

@@ -179,7 +179,7 @@ pub(crate) fn refuse_unread(resolved: &Resolved) -> Result<()> {
         if of_vision(&key) && value != (option.get)(&default) {
             let source = resolved.source(&key);
             return Err(Error::config(format!("{key}: {value} ({source}), but this run loads no image encoder")).hint(
-                "its first rows show no images: remove the key, set vision.load: true to load the encoder of a multimodal model, or pair a text model with one (vision.encoder)",
+                "remove the key, or load an encoder: set vision.load: true for a multimodal model, vision.encoder for a text model",
             ));
         }
     }

@@ -10,6 +10,7 @@ mod tests;
 use crate::activation::{Activation, Pool};
 use crate::floats::FloatsMut;
 use crate::gemm::Store;
+use rayon::prelude::*;
 use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
@@ -36,12 +37,12 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
 fn from_host(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Activation {
     let mut rows = vec![0.0; tokens.len() * features];
     if table.device() == Device::Cpu {
-        for (row, &token) in rows.chunks_exact_mut(features).zip(tokens) {
+        rows.par_chunks_exact_mut(features).zip(tokens).for_each(|(row, &token)| {
             table.widen(token as usize * features, row);
             for value in row {
                 *value *= scale;
             }
-        }
+        });
     }
     Activation::from_rows(pool, &rows, features)
 }
