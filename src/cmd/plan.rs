@@ -367,6 +367,11 @@ fn speed(args: &Args, predictor: &Predictor<'_>, machine: &Machine) -> Option<(f
     }
 }
 
+/// Bytes a second that a GPU copies from pinned memory of the host: what PCIe 4.0 delivers over 16 lanes, of 31.5 GB/s.
+const HOST_LINK: f64 = 25e9;
+/// What limits a step whose copies take longer than its computation.
+const COPIES: &str = "; the base's copies from the host take that long, at an assumed 25 GB/s";
+
 /// An estimate of the time, if any speed is known.
 ///
 /// # Errors
@@ -393,7 +398,13 @@ fn time(
     } as f64;
     let one = Costs::new(&predictor.job).of([batch.length as usize], batch.length as f64 - 1.0);
     let (flops_per_step, tokens_per_step) = (one.total() * rows * ranks, rows * batch.length as f64 * ranks);
-    let seconds_per_step = flops_per_step / (speed * ranks * efficiency);
+    let computing = flops_per_step / (speed * ranks * efficiency);
+    // Forward and backward copy the base once each.
+    let passes = (rows * batch.length as f64 / batch.pass().tokens as f64).ceil();
+    let sharing = if matches!(row.way.strategy, Strategy::Zero3 | Strategy::Fsdp) { ranks } else { 1.0 };
+    let copying = 2.0 * predictor.offloaded() as f64 / sharing * passes / HOST_LINK;
+    let seconds_per_step = computing.max(copying);
+    let copies = if copying > computing { COPIES } else { "" };
     let steps = u64::try_from(config.train.max_steps).ok().filter(|&steps| steps > 0);
     let shared =
         if ranks > 1.0 { format!(", {:.0} % of it on {ranks} ranks", 100.0 * efficiency) } else { String::new() };
@@ -402,7 +413,7 @@ fn time(
         tokens_per_step,
         seconds_per_step,
         tokens_per_second: tokens_per_step / seconds_per_step,
-        basis: basis + &shared,
+        basis: basis + &shared + copies,
         seconds: steps.map(|steps| steps as f64 * seconds_per_step),
     }))
 }

@@ -269,6 +269,7 @@ fn the_host_waits_once_a_step_for_the_gpu() {
         ("full, sums in bf16", &["tuning.mode: full", "train.grad_dtype: bfloat16"]),
         ("blocks run again", &["train.gradient_checkpointing: true", "train.activation_offloading: true"]),
         ("optimizer on the host", &["tuning.mode: full", "train.offload_optimizer: true"]),
+        ("weights on the host", &["model.quantization: nf4", "train.bf16: true", "train.offload_param: true"]),
         ("embedding on the host", &["train.offload_embedding: true", "model.init: random", &untied]),
     ] {
         let calls = calls_of_a_step(&fixture, &name.replace([' ', ','], "-"), lines);

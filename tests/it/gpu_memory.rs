@@ -306,6 +306,81 @@ fn tables_that_wait_on_the_host_change_no_bit_and_free_memory() {
 }
 
 #[test]
+fn weights_that_wait_on_the_host_change_no_bit_and_two_blocks_of_them_are_held() {
+    let modes = [
+        ("lora", "tuning: {lora: {r: 4}}"),
+        ("qlora, bf16", "{model: {quantization: nf4}, tuning: {lora: {r: 4}}, train: {bf16: true}}"),
+        ("dora", "tuning: {lora: {r: 4, use_dora: true}}"),
+        ("blocks run again", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: true}}"),
+        ("freeze", "{tuning: {mode: freeze, freeze: {trainable_layers: 1}}}"),
+    ];
+    let offload = |text: &str| {
+        let mut config = config(text);
+        config.train.offload_param = true;
+        config
+    };
+    let folders = ["llama", "gemma3", "qwen3_moe", "qwen3_5", "gpt_oss", "gemma4_e2b"].map(golden);
+    let folders = folders.into_iter().chain([golden("../mxfp4"), crate::makers::golden("gptq")]);
+    let _gpu = gpu();
+    for folder in folders {
+        let (dir, family) = (folder.join("model"), folder.file_name().unwrap_or_default().display());
+        let arch = Arch::from_dir(&dir).unwrap();
+        let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+        let batch = batch(arch.vocab_size, 2);
+        for (name, text) in modes {
+            let coded = ["mxfp4", "gptq"].iter().any(|maker| dir.ends_with(format!("{maker}/model")));
+            let tried = match name {
+                "lora" => true,
+                "qlora, bf16" => !coded,
+                _ => dir.ends_with("llama/model"),
+            };
+            if !tried {
+                continue;
+            }
+            let run = |config: &Config| {
+                let before = memory::live(GPU);
+                let mut model = Model::load(&arch, Some(&weights), config).unwrap();
+                let held = memory::live(GPU) - before;
+                model.params.zero_grads();
+                let mut losses = Vec::new();
+                for step in 0..2 {
+                    losses.push(model.forward_backward(&batch, 0.01, 1.0, step).unwrap());
+                }
+                let mut cache = model.cache();
+                let next = [&[5, 3, 9][..], &[7]].map(|ids| model.extend(&mut [(&mut cache, ids)]).unwrap().row(0));
+                (losses, model.params.grads().read(), next.concat(), held)
+            };
+            let ((loss, gradients, next, held), (again, others, after, less)) =
+                (run(&config(text)), run(&offload(text)));
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(loss, again, "{family}, {name}");
+            assert_eq!((bits(&gradients), bits(&next)), (bits(&others), bits(&after)), "{family}, {name}");
+            assert!(less < held, "{family}, {name}: {held} to {less} bytes");
+        }
+    }
+}
+
+#[test]
+fn weights_that_wait_on_the_host_take_what_is_predicted() {
+    let modes = [
+        ("lora", "{tuning: {lora: {r: 4}}, train: {offload_param: true}}"),
+        (
+            "qlora, bf16",
+            "{model: {quantization: nf4}, tuning: {lora: {r: 4}}, train: {bf16: true, offload_param: true}}",
+        ),
+        (
+            "tables too",
+            "{model: {dtype: bfloat16}, tuning: {lora: {r: 4}}, train: {offload_param: true, offload_embedding: true}}",
+        ),
+        ("full", "{tuning: {mode: full}, train: {offload_param: true}}"),
+    ];
+    check(&["llama", "gemma3", "qwen3_moe", "gpt_oss"].map(golden), &[modes[0], modes[1], modes[3]]);
+    check(&["mistral", "gemma4_e2b"].map(golden), &modes[2..3]);
+    check(&[golden("../mxfp4")], &modes[0..1]);
+    check(&[crate::makers::golden("gptq")], &modes[0..1]);
+}
+
+#[test]
 fn tables_that_a_gpu_needs_do_not_wait_on_the_host() {
     let _gpu = gpu();
     for (family, text, why) in [

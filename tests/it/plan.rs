@@ -254,7 +254,7 @@ fn stdout(words: &[&str]) -> String {
 }
 
 /// Public shapes with the shipped configurations, and the file that holds what `plan` says of them.
-const TABLES: [(&str, &str); 7] = [
+const TABLES: [(&str, &str); 9] = [
     ("qwen2.5-7b", "configs/rtx4090_sli.yaml --model tests/golden/plan/qwen2.5-7b --gpus 2 --vram 24GiB --tflops 60"),
     ("gemma-27b", "configs/a100_pair.yaml --model tests/golden/plan/gemma-27b --gpus 2 --vram 80GiB --tflops 150"),
     (
@@ -272,6 +272,14 @@ const TABLES: [(&str, &str); 7] = [
     (
         "gpt-oss-120b",
         "configs/run_bnb.yaml --model tests/golden/plan/gpt-oss-120b --gpus 1 --vram 80GiB --tflops 200 model.max_seq_len=2048 train.batch_size=1 train.offload_embedding=true",
+    ),
+    (
+        "gpt-oss-20b-offloaded",
+        "configs/run_bnb.yaml --model tests/golden/plan/gpt-oss-20b --gpus 1 --vram 8GiB --tflops 200 model.max_seq_len=2048 train.batch_size=1 train.offload_param=true",
+    ),
+    (
+        "qwen3-30b-a3b-offloaded",
+        "configs/run_bnb.yaml --model tests/golden/plan/qwen3-30b-a3b --gpus 1 --vram 8GiB --tflops 200 model.max_seq_len=2048 train.batch_size=1 train.offload_param=true",
     ),
     ("projection-4.4b", "tests/golden/plan/projection.yaml --gpus 4 --vram 24GiB --tflops 60"),
 ];

@@ -163,6 +163,7 @@ mod tests {
         "train.gradient_checkpointing",
         "train.activation_offloading",
         "train.offload_optimizer",
+        "train.offload_param",
         "train.offload_embedding",
         "train.effective_batch",
         "train.target_tokens_per_device_step",

@@ -296,6 +296,10 @@ section! {
         /// On a GPU: the optimizer's state is in the host's memory, and goes through the GPU in parts as the weights are updated
         /// (`docs/gpu.md`). Results are the same to the bit. On the CPU it is there anyway.
         offload_optimizer: bool = false;
+        /// On a GPU: the base's frozen weights are in the host's memory, and come to the GPU block by block, each while the one before
+        /// is computed (`docs/gpu.md`). The GPU then holds two blocks at a time. Results are the same to the bit. Weights of a vision
+        /// encoder stay on the GPU. On the CPU they are there anyway.
+        offload_param: bool = false;
         /// On a GPU: tables of token embeddings that are not trained are in the host's memory, which looks up the rows of a batch
         /// (`docs/gpu.md`). The head's matrix stays on the GPU, and with it an embedding that it shares. Results are the same to
         /// the bit. On the CPU it is there anyway.

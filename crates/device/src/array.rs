@@ -1,5 +1,5 @@
 //! Owned numbers in a device's memory.
-use super::pinned::{Fetching, Pinned, Storing};
+use super::pinned::{Arrival, Fetching, Pinned, Storing};
 use super::slice::{Element, Slice, SliceMut};
 use super::{Device, gpu};
 use std::borrow::Cow;
@@ -111,6 +111,21 @@ impl<T: Element> Array<T> {
     pub fn fetch(&self, range: Range<usize>) -> Fetching<T> {
         let Memory::Pinned(pinned) = &self.0 else { panic!("pinned numbers") };
         pinned.fetch(range)
+    }
+
+    /// Copies all numbers to `to`, which holds them once the arrival was waited for, and is not used before. Pinned numbers are
+    /// copied while the GPU computes, other ones at once.
+    ///
+    /// # Panics
+    /// If there are fewer or more places.
+    pub fn send(&self, mut to: SliceMut<'_, T>) -> Arrival {
+        match &self.0 {
+            Memory::Pinned(pinned) if to.device() == Device::Cuda(pinned.ordinal()) => pinned.send(&mut to),
+            _ => {
+                to.copy_from(self.view());
+                Arrival::default()
+            }
+        }
     }
 
     /// Starts to copy numbers of the GPU to the pinned ones from `start` on.

@@ -20,7 +20,7 @@ pub use array::{Array, FloatBuffer};
 pub use buffer::{Buffer, buffer_bytes};
 pub use counted::CountedGpu;
 pub use late::{Delivery, Late};
-pub use pinned::{Fetching, Storing};
+pub use pinned::{Arrival, Fetching, Storing};
 pub use queue::{Mark, Queue};
 pub use slice::{Element, Floats, FloatsMut, HostMut, Slice, SliceMut};
 

@@ -1,7 +1,7 @@
 //! Pinned numbers in the host's memory, which a GPU copies from and to while it computes. The host reads and writes
 //! them like other numbers of the CPU, after waiting for a copy in progress.
 use crate::cuda::{Event, PinnedMemory};
-use crate::slice::Element;
+use crate::slice::{Element, SliceMut};
 use crate::{Array, Device, gpu};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -35,6 +35,30 @@ pub struct Storing<T: Element> {
     _array: Array<T>,
     copied: Option<Arc<Event>>,
     ordinal: u8,
+}
+
+/// The end of copies from the host to a GPU. What the GPU does after it was dropped waits for them.
+#[derive(Debug, Default)]
+pub struct Arrival(Option<(u8, Arc<Event>)>);
+
+impl Arrival {
+    /// The later one of two: copies are made in order.
+    #[must_use]
+    pub fn then(mut self, mut later: Self) -> Self {
+        Self(later.0.take().or_else(|| self.0.take()))
+    }
+
+    /// Makes later work of this thread's queue wait for the copies.
+    pub fn wait(mut self) {
+        gpu::checked(self.0.take().map_or(Ok(()), |(ordinal, copied)| gpu::wait(ordinal, &copied)));
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        // As for what is fetched.
+        let _ = self.0.take().map(|(ordinal, copied)| gpu::wait(ordinal, &copied));
+    }
 }
 
 impl<T: Element> Pinned<T> {
@@ -97,6 +121,16 @@ impl<T: Element> Pinned<T> {
         let copy = |place: &PinnedMemory| unsafe { gpu::copy_in(ordinal, to, &place.as_slice()[bytes]) };
         let copied = self.place.as_ref().filter(|_| !range.is_empty()).map(copy).map(|copied| self.busy(copied));
         Fetching { array, copied, ordinal }
+    }
+
+    pub(crate) fn send(&self, to: &mut SliceMut<'_, T>) -> Arrival {
+        assert_eq!((to.device(), to.len()), (Device::Cuda(self.ordinal), self.len), "a place for each number");
+        let (ordinal, address, bytes) = (self.ordinal, to.address(), self.bytes(&(0..self.len)));
+        // SAFETY: the place has room for them; the caller keeps it unused until the event, for which `Arrival` makes its user and
+        // the memory's next owner wait; the host changes nothing here before it.
+        let copy = |place: &PinnedMemory| unsafe { gpu::copy_in(ordinal, address, &place.as_slice()[bytes]) };
+        let copied = self.place.as_ref().filter(|_| self.len > 0).map(copy).map(|copied| self.busy(copied));
+        Arrival(copied.map(|copied| (ordinal, copied)))
     }
 
     pub(crate) fn store(&mut self, start: usize, array: Array<T>) -> Storing<T> {
@@ -169,6 +203,14 @@ mod tests {
         }
         drop(storing);
         assert_eq!(pinned.read(), (0..1000).map(|it| it as f32 + 0.5).collect::<Vec<_>>());
+        // All of them, as often as wanted, into places that exist.
+        for _ in 0..2 {
+            let mut there = Array::<f32>::zeros(device, 1002);
+            let arrival = pinned.send(&mut there.slice_mut(1..1001));
+            arrival.wait();
+            assert_eq!((there.read()[0], there.read()[1], there.read()[1000]), (0.0, 0.5, 999.5));
+            drop(pinned.send(&mut there.slice_mut(2..1002)));
+        }
         // A place that is used again begins with zeros.
         drop(pinned);
         assert_eq!(Array::<f32>::pinned(device, 1000).read(), [0.0; 1000]);

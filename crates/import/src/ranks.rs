@@ -13,7 +13,7 @@ pub(super) const LAUNCHED: &str =
     "ranks are started by torchrun, mpirun, srun, Kubernetes or `tunesmith launch` (docs/distributed.md)";
 /// Why a key that asks for DDP needs no setting.
 pub(super) const DDP: &str = "train.strategy: auto is ddp where several ranks are started";
-const MAIN_MEMORY: &str = "weights stay where the model is computed, each rank its part";
+const PINNED: &str = "host memory is pinned";
 
 /// Imports `deepspeed`: the path of a file, or the mapping itself.
 pub(super) fn deepspeed(import: &mut Import, key: &str, node: &Node) {
@@ -123,7 +123,7 @@ fn settings(import: &mut Import, key: &str, entries: Vec<(String, Node)>) -> Vec
         let (from, plain) = (format!("{key}.{name}"), name.strip_prefix("fsdp_").unwrap_or(&name));
         match (plain, &node) {
             (_, Node::Null) => import.not_needed(&from, "empty"),
-            ("cpu_offload_pin_memory", _) => import.not_needed(&from, MAIN_MEMORY),
+            ("cpu_offload_pin_memory", _) => import.not_needed(&from, PINNED),
             ("final_state_dict_type", _) => import.not_needed(&from, "saved weights are whole"),
             ("mixed_precision_policy", _) => import.not_needed(&from, "train.bf16 and train.fp16 decide it"),
             // It takes precedence over `gradient_checkpointing: false`.

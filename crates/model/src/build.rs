@@ -111,6 +111,8 @@ impl Model {
         float32: Option<&BTreeSet<String>>,
     ) -> Result<Self> {
         let Source { arch, weights, config, .. } = source;
+        let offloads = config.train.offload_param && matches!(device, Device::Cuda(_));
+        let shards = if offloads { shards.offloaded() } else { shards };
         if arch.vision.is_some() && arch.per_layer.is_some() {
             return Err(Error::config(format!(
                 "not yet: pictures in {}, whose blocks have embeddings of their own",
@@ -246,9 +248,13 @@ impl Builder<'_> {
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
             pool: logits_pool(device, config),
         };
+        let keeps_all = self.shards.gathers() && !self.shards.is_sharded() && self.shards.all_bytes() == 0;
         let segments = Segments { embedding, embedding_norm, per_layer, vision, blocks, head };
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
+        if keeps_all {
+            model.notes.push("train.offload_param: no weight is frozen, so that none waits in the host's memory".to_owned());
+        }
         Ok(model)
     }
 

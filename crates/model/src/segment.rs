@@ -4,21 +4,23 @@ use super::values::{Values, write_rows};
 use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
-use tunesmith_device::{Array, Device, FloatBuffer, Floats, Mark};
+use tunesmith_device::{Array, Arrival, Device, FloatBuffer, Floats, Mark};
 use tunesmith_ops::gemm::Store;
 use tunesmith_ops::quant::{Form, Quantized};
 
 /// The numbers of a segment, or one rank's part of them: all of one kind end to end.
 #[derive(Debug, Default)]
 pub struct Flat {
+    /// The end of the copies from the host's memory. It is dropped, and so waited for, before the buffers are.
+    pub copied: Arrival,
     /// Weights in single precision.
     pub floats: FloatBuffer,
     /// Weights in bfloat16.
     pub halves: Array<bf16>,
     /// Codes of quantized weights.
-    pub codes: Vec<u8>,
+    pub codes: Array<u8>,
     /// Scales of quantized weights.
-    pub scales: Vec<f32>,
+    pub scales: FloatBuffer,
     /// Trained values, a stretch each.
     pub trained: Vec<Stretch>,
     /// Where ranks fill them in beside what is computed: from here on all are there.
@@ -41,12 +43,24 @@ impl Flat {
     pub(super) fn new([floats, halves, codes, scales]: Lengths, trained: &[Trained], device: Device) -> Self {
         let stretch = |it: &Trained| Stretch { values: FloatBuffer::zeros(device, it.len()), parts: it.parts.clone() };
         Self {
+            copied: Arrival::default(),
             floats: FloatBuffer::zeros(device, floats),
             halves: Array::zeros(device, halves),
-            codes: vec![0; codes],
-            scales: vec![0.0; scales],
+            codes: Array::zeros(device, codes),
+            scales: FloatBuffer::zeros(device, scales),
             trained: trained.iter().map(stretch).collect(),
             arrived: Mark::default(),
+        }
+    }
+
+    /// As [`Flat::new`] without trained values, in the host's memory, from where the GPU `device` copies them.
+    pub(super) fn pinned([floats, halves, codes, scales]: Lengths, device: Device) -> Self {
+        Self {
+            floats: FloatBuffer::pinned(device, floats),
+            halves: Array::pinned(device, halves),
+            codes: Array::pinned(device, codes),
+            scales: FloatBuffer::pinned(device, scales),
+            ..Self::default()
         }
     }
 
@@ -79,8 +93,8 @@ pub(super) enum Place {
 struct Whole {
     floats: FloatBuffer,
     halves: Array<bf16>,
-    codes: Arc<Vec<u8>>,
-    scales: Arc<Vec<f32>>,
+    codes: Arc<Array<u8>>,
+    scales: Arc<FloatBuffer>,
     quantized: Vec<Option<Quantized>>,
     /// The trained values, each with its start in the flat buffer.
     trained: Vec<(usize, Stretch)>,
@@ -222,10 +236,14 @@ impl Segment {
             stretch.values.slice_mut(own.clone()).copy_from(values.slice(*packed..*packed + own.len()));
         }
         let [floats, halves, codes, scales] = self.parts.clone();
-        numbers.floats.slice_mut(floats).copy_from(self.own.floats.view());
-        numbers.halves.slice_mut(halves).copy_from(self.own.halves.view());
-        numbers.codes[codes].copy_from_slice(&self.own.codes);
-        numbers.scales[scales].copy_from_slice(&self.own.scales);
+        let Flat { floats: own_floats, halves: own_halves, codes: own_codes, scales: own_scales, .. } = &self.own;
+        let arrivals = [
+            own_floats.send(numbers.floats.slice_mut(floats)),
+            own_halves.send(numbers.halves.slice_mut(halves)),
+            own_codes.send(numbers.codes.slice_mut(codes)),
+            own_scales.send(numbers.scales.slice_mut(scales)),
+        ];
+        numbers.copied = arrivals.into_iter().fold(Arrival::default(), |last, next| last.then(next));
         numbers
     }
 
@@ -233,10 +251,11 @@ impl Segment {
     /// not share these.
     pub(super) fn assemble(
         &self,
-        Flat { mut floats, halves, codes, scales, trained, arrived }: Flat,
+        Flat { copied, mut floats, halves, codes, scales, trained, arrived }: Flat,
         places: &[Trained],
         values: Floats<'_>,
     ) {
+        copied.wait();
         arrived.wait();
         for (start, ids, range) in &self.tables {
             let values = match places {
@@ -247,9 +266,8 @@ impl Segment {
             write_rows(floats.slice_mut(table), ids, range, values);
         }
         let (codes, scales) = (Arc::new(codes), Arc::new(scales));
-        let device = floats.device();
         let matrix = |place: &Place| match place {
-            Place::Quantized(form, code, scale) => Some(form.matrix(&codes, *code, &scales, *scale).to(device)),
+            Place::Quantized(form, code, scale) => Some(form.matrix(&codes, *code, &scales, *scale)),
             Place::Floats(_) | Place::Halves(_) => None,
         };
         let quantized = self.places.iter().map(matrix).collect();
@@ -264,6 +282,7 @@ impl Segment {
         let Whole { floats, halves, codes, scales, quantized, trained } = Arc::into_inner(whole)?;
         drop(quantized);
         Some(Flat {
+            copied: Arrival::default(),
             floats,
             halves,
             codes: Arc::into_inner(codes)?,

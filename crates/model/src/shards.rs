@@ -2,6 +2,9 @@
 //! pass reaches it, while the pass computes the segment before, and its memory is freed after it. Frozen weights are in
 //! the segment. Trained weights are in [`Params`], which then have only this rank's part of them, end to end.
 //!
+//! What a rank keeps of the frozen weights may be in the host's memory ([`Shards::offloaded`]), of ranks that share them and
+//! of a rank alone.
+//!
 //! All ranks must gather the same segments in the same order, or some would wait forever. So a pass follows a fixed
 //! route. A pass that fails goes to the end of its route without computing ([`Shards::end`]). A rank without a pass of
 //! its own follows the passes of the others (`Model::stand_by`).
@@ -13,7 +16,7 @@ use super::values::Values;
 use super::weight::{View, Weight};
 use std::fmt;
 use std::ops::Range;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_device::{Array, Device, Element, Floats, Slice};
@@ -56,14 +59,47 @@ fn cut(count: usize, start: usize, part: &Range<usize>) -> Range<usize> {
     cut(part.start)..cut(part.end)
 }
 
-/// Appends to `own` those of `numbers` that are in `part`, as [`cut`] has it.
+/// Copies those of `numbers` that are in `part`, as [`cut`] has it, to their places in `own`, which are those of the part.
 fn keep<T: Element>(own: &mut Array<T>, numbers: Slice<'_, T>, start: usize, part: &Range<usize>) {
-    own.append(numbers.slice(cut(numbers.len(), start, part)));
+    let kept = cut(numbers.len(), start, part);
+    if !kept.is_empty() {
+        let at = start + kept.start - part.start;
+        own.slice_mut(at..at + kept.len()).copy_from(numbers.slice(kept));
+    }
 }
 
-/// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers;
-/// the weights give up theirs and point to the segment.
-fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device) -> Arc<Segment> {
+/// A rank that shares its weights with none.
+#[derive(Debug)]
+struct Alone;
+
+impl Peers for Alone {
+    fn part(&self, length: usize) -> Range<usize> {
+        0..length
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn cuts(&self, _: &[ParamSpec], _: usize) -> Option<Vec<Range<usize>>> {
+        None
+    }
+
+    fn begin(&self, numbers: Flat) -> Receiver<Result<Flat>> {
+        let (give, take) = channel();
+        // The receiver is here.
+        let _ = give.send(Ok(numbers));
+        take
+    }
+
+    fn next(&self, own: Option<Kind>) -> Result<Option<Kind>> {
+        Ok(own)
+    }
+}
+
+/// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers, with
+/// `on_host` in the host's memory; the weights give up theirs and point to the segment.
+fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device, on_host: bool) -> Arc<Segment> {
     // What a GPU leaves on the host every rank keeps there.
     let is_frozen = |weight: &&mut Weight| match weight {
         Weight::Frozen(frozen) => frozen.device() == device,
@@ -93,11 +129,8 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device) -> Arc<Se
     };
     let places: Vec<Place> = weights.iter().map(place).collect();
     let parts = lengths.map(|length| peers.part(length));
-    let mut own = Flat::new([0; 4], &[], device);
-    own.floats.reserve(parts[0].len());
-    own.halves.reserve(parts[1].len());
-    own.codes.reserve_exact(parts[2].len());
-    own.scales.reserve_exact(parts[3].len());
+    let kept = parts.each_ref().map(Range::len);
+    let mut own = if on_host { Flat::pinned(kept, device) } else { Flat::new(kept, &[], device) };
     for (weight, place) in weights.iter().zip(&places) {
         let view: View<'_> = weight.view(Values::default());
         match (view.store(), place) {
@@ -109,14 +142,13 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device) -> Arc<Se
             }
             (Store::Quantized(matrix), Place::Quantized(_, code, scale)) => {
                 let ([codes, nested], scales) = matrix.parts();
-                own.codes.extend_from_slice(&codes[cut(codes.len(), *code, &parts[2])]);
-                own.codes.extend_from_slice(&nested[cut(nested.len(), *code + codes.len(), &parts[2])]);
-                own.scales.extend_from_slice(&scales[cut(scales.len(), *scale, &parts[3])]);
+                keep(&mut own.codes, codes, *code, &parts[2]);
+                keep(&mut own.codes, nested, *code + codes.len(), &parts[2]);
+                keep(&mut own.scales, scales, *scale, &parts[3]);
             }
             _ => unreachable!("a place is of its weight's kind"),
         }
     }
-    debug_assert!(own.fits(parts.clone().map(|part| part.len()), &[]));
     let table = |(weight, place): (&&mut Weight, &Place)| match (&**weight, place) {
         (Weight::Rows(rows), Place::Floats(range)) => {
             let (ids, trained) = rows.trained();
@@ -154,8 +186,12 @@ pub struct Shards {
     segments: Vec<Arc<Segment>>,
     /// The trained values that are gathered with each segment; empty if every rank keeps all trained values.
     trained: Vec<Vec<Trained>>,
-    /// Nothing where every rank has all weights.
+    /// Nothing where every rank has all weights at hand.
     peers: Option<Box<dyn Peers>>,
+    /// Whether what this rank keeps of the frozen weights is in the host's memory.
+    on_host: bool,
+    /// Whether this rank keeps all of them.
+    alone: bool,
     /// Whether segments stay gathered between forward and backward.
     stays: bool,
     /// The routes of forward passes and of training passes.
@@ -169,8 +205,20 @@ impl Shards {
         Self { peers: Some(peers), stays, ..Self::default() }
     }
 
+    /// What this rank keeps of the frozen weights is in the host's memory, from where it comes to the GPU segment by segment.
+    #[must_use]
+    pub fn offloaded(self) -> Self {
+        let alone = self.peers.is_none();
+        Self { peers: self.peers.or_else(|| Some(Box::new(Alone))), on_host: true, alone, ..self }
+    }
+
     /// Whether ranks shard the weights.
     pub const fn is_sharded(&self) -> bool {
+        self.peers.is_some() && !self.alone
+    }
+
+    /// Whether weights are at hand only in the segment that a pass is in.
+    pub const fn gathers(&self) -> bool {
         self.peers.is_some()
     }
 
@@ -178,7 +226,7 @@ impl Shards {
     /// `params`.
     pub fn push(&mut self, weights: Vec<&mut Weight>, params: &mut Params) {
         let Some(peers) = &self.peers else { return };
-        self.segments.push(share(weights, &**peers, params.device()));
+        self.segments.push(share(weights, &**peers, params.device(), self.on_host));
         self.trained.push(Vec::new());
         self.push_trained(self.segments.len() - 1, params);
     }

@@ -54,8 +54,8 @@ impl Gatherer {
 fn fill(comm: &dyn Collectives, numbers: &mut Flat) -> Result<()> {
     comm.all_gather_numbers(numbers.floats.view_mut())?;
     comm.all_gather_numbers(numbers.halves.view_mut())?;
-    comm.all_gather(&mut numbers.codes)?;
-    comm.all_gather(&mut numbers.scales)?;
+    comm.all_gather_numbers(numbers.codes.view_mut())?;
+    comm.all_gather_numbers(numbers.scales.view_mut())?;
     for stretch in &mut numbers.trained {
         comm.all_gather_parts(stretch.values.view_mut(), &stretch.parts)?;
     }
@@ -66,14 +66,19 @@ fn fill(comm: &dyn Collectives, numbers: &mut Flat) -> Result<()> {
 /// they are complete from [`Flat::arrived`] on, and the GPU computes meanwhile.
 fn complete(comm: &dyn Collectives, mut numbers: Flat, ready: &Mark) -> Result<Flat> {
     let device = numbers.floats.device();
+    let copied = std::mem::take(&mut numbers.copied);
     let filled = match comm.on_device() {
         Some(engine) if device == Device::Cuda(engine.queue().ordinal()) => engine.queue().run(|| {
             ready.wait();
+            copied.wait();
             fill(comm, &mut numbers)?;
             numbers.arrived = Mark::here(device);
             Ok(())
         }),
-        _ => fill(comm, &mut numbers),
+        _ => {
+            copied.wait();
+            fill(comm, &mut numbers)
+        }
     };
     if let Err(error) = filled {
         // The GPU may still write there.

@@ -139,6 +139,8 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     let bucket = predictor.job.bucket;
     let on_its_way = 2 * bucket.min(gradients);
     let segments = predictor.segments();
+    // Of weights that come from the host.
+    let brought = std::mem::take(&mut rank.collectives);
     match strategy {
         // Threads of a process look into each other's memory; on GPUs the first device sums.
         Strategy::Dp if machine.device == Device::Gpu => rank.collectives = gradients,
@@ -175,12 +177,15 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         let gathered = segments.windows(2).map(|pair| pair.iter().map(|it| it.frozen + it.trained).sum::<u64>());
         rank.collectives += gathered.max().unwrap_or(0);
         // Every rank needs the constants of all rows.
-        let constants = predictor.constants;
+        let constants = predictor.constants.min(rank.weights);
         (rank.weights, rank.trained) = (share(rank.weights - constants) + constants, share(rank.trained));
+        rank.host -= predictor.offloaded() - share(predictor.offloaded());
         let optimizer = &predictor.job.optimizer;
         let scratch = if machine.device == Device::Cpu { optimizer.scratch } else { 0 };
         let in_flight = if offloads { optimizer.in_flight } else { 0 };
         rank.passing = share(scratch.max(optimizer.publishing)).max(in_flight);
+    } else {
+        rank.collectives += brought;
     }
     if machine.device == Device::Gpu {
         // Checkpoints are copied to the host.
@@ -304,6 +309,9 @@ fn help(predictor: &Predictor<'_>, machine: &Machine, way: Way, batch: &Batch) -
     if job.base.quantized.is_none() && !job.trained.adapters.is_empty() {
         let quantized = Some(Storage::FourBit { double: true });
         change("tuning.mode: qlora", &|job| job.base = Base { quantized, ..job.base.clone() });
+    }
+    if machine.device == Device::Gpu && !job.base.on_host && predictor.segments().iter().any(|it| it.frozen > 0) {
+        change("train.offload_param: true", &|job| job.base.on_host = true);
     }
     let wide = job.base.matrices == Storage::F32 || !job.base.float32.is_empty();
     if wide && !job.trained.tensors.contains("model.layers.0.self_attn.q_proj.weight") {

@@ -75,6 +75,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
             },
             wide: Arc::new(placements.iter().filter(|_| takes).map(|it| it.module.clone()).collect()),
             through_f32,
+            on_host: config.train.offload_param,
         },
         trained: Trained {
             values: tensors.iter().map(|(_, shape)| trainable::size(shape)).sum(),

@@ -82,6 +82,7 @@ impl OnGpu {
         if let Some(Storage::FourBit { double }) = base.quantized {
             config.model.double_quant = double;
         }
+        config.train.offload_param = base.on_host;
         let found =
             |it: Bitsandbytes| Bitsandbytes::of_files(it.quantization, it.double_quant, base.quantized_tensors.clone());
         arch.bitsandbytes = arch.bitsandbytes.filter(|it| it.quantization == config.model.quantization).map(found);

@@ -217,6 +217,20 @@ fn both_say_the_same_or_both_are_shown() {
 }
 
 #[test]
+fn weights_of_deepspeed_wait_on_the_host() {
+    for json in [
+        r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": true}}}"#,
+        r#"{"zero_optimization": {"stage": 3, "cpu_offload_param": true}}"#,
+    ] {
+        assert_eq!(value(&load_ds("", json).unwrap(), "train.offload_param"), true, "{json}");
+    }
+    let none = load_ds("", r#"{"zero_optimization": {"offload_param": {"device": "none"}}}"#).unwrap();
+    assert_eq!(value(&none, "train.offload_param"), false);
+    let said = load_ds("", r#"{"zero_optimization": {"offload_param": {"device": "nvme"}}}"#).unwrap_err();
+    assert!(said.contains("does not offload to disk"), "{said}");
+}
+
+#[test]
 fn what_is_unknown_or_impossible_is_refused_with_its_place() {
     for (json, expected) in [
         (
@@ -338,6 +352,10 @@ fn fsdp_is_asked_for_as_in_transformers() {
     );
     let resolved = folder.load(&[], &[]).unwrap();
     assert!(resolved.source("train.strategy").to_string().contains("a.yaml:2"));
+    assert_eq!(value(&resolved, "train.offload_param"), true);
+    assert_eq!(value(&resolved, "train.offload_optimizer"), true);
+    let resolved = folder.load(&["train.fsdp=full_shard offload", "train.fsdp_config={}"], &[]).unwrap();
+    assert_eq!(value(&resolved, "train.offload_param"), true);
     for (word, expected) in [
         ("train.fsdp=ful_shard", "did you mean full_shard?"),
         ("train.fsdp=hybrid_shard_zero2", "hybrid_shard, which shards weights too"),

@@ -57,6 +57,9 @@ fn what_goes_from_gpu_to_gpu_has_the_bits_of_main_memory() {
         ("fsdp", &["train.strategy=fsdp", "model.dtype=bfloat16"]),
         ("grad_op", &["train.strategy=fsdp", "train.fsdp_sharding_strategy=shard_grad_op"]),
         ("hybrid", &["train.strategy=fsdp", "train.fsdp_sharding_strategy=hybrid_shard"]),
+        ("coded", &["train.strategy=zero3", "model.quantization=nf4"]),
+        ("waiting", &["train.strategy=zero3", "model.quantization=nf4", "train.offload_param=true"]),
+        ("waiting copies", &["train.strategy=ddp", "train.offload_param=true"]),
     ] {
         let (host, device) = (format!("{name} host"), format!("{name} device"));
         let counts = fixture.path(&format!("{name} counts"));
@@ -69,6 +72,10 @@ fn what_goes_from_gpu_to_gpu_has_the_bits_of_main_memory() {
         let counts = std::fs::read_to_string(counts).unwrap();
         assert!(counts.contains("rank_sums"), "{name}: gradients are added on the GPU: {counts}");
         assert!(outcome(&fixture.path(&host)) == outcome(&fixture.path(&device)), "{name}: the same bits");
+    }
+    for (name, other) in [("coded", "waiting"), ("ddp", "waiting copies")] {
+        let [one, other] = [name, other].map(|name| outcome(&fixture.path(&format!("{name} device"))));
+        assert!(one == other, "{name}: weights that wait on the host change no bit");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Accelerate's keys (`accelerate config` writes them), one line each, and what becomes of them; as Accelerate 1.15 has them.
 //! The section `fsdp_config` has a table of its own.
 use super::Action::{Always, NotNeeded, Only, To, Together, Unsupported, With};
-use super::deepspeed::offload_optimizer;
+use super::deepspeed::{offload_optimizer, offload_param};
 use super::reader::{Reader, Rules};
 use super::rules::Translation as _;
 use super::value::Value;
@@ -11,7 +11,6 @@ use crate::value::Node;
 use tunesmith_base::error::Result;
 
 const TPU: &str = "there are no TPUs";
-const HOST: &str = "nothing is moved: everything stays where the model is computed";
 const POD: &str =
     "torchrun, srun, Kubernetes or `tunesmith launch` on each machine start the ranks (docs/distributed.md)";
 const DISK: &str = "this version does not offload to disk";
@@ -47,8 +46,8 @@ pub(super) const RULES: Rules = rules! {
     "deepspeed_config.gradient_accumulation_steps" => To("train.grad_accum"),
     "deepspeed_config.gradient_clipping" => With(clipping); "train.max_grad_norm",
     "deepspeed_config.offload_optimizer_device" => With(offload_optimizer); "cpu becomes train.offload_optimizer: true; nvme is refused",
-    "deepspeed_config.offload_param_device" => Only(&[Str("none"), Str("cpu")], DISK),
-    "deepspeed_config.offload_optimizer_nvme_path" | "deepspeed_config.offload_param_nvme_path" => NotNeeded(HOST),
+    "deepspeed_config.offload_param_device" => With(offload_param); "cpu becomes train.offload_param: true; nvme is refused",
+    "deepspeed_config.offload_optimizer_nvme_path" | "deepspeed_config.offload_param_nvme_path" => NotNeeded(DISK),
     "deepspeed_config.zero3_init_flag" => Always(&[Bool(true), Bool(false)], "each rank reads the weights segment by segment and keeps its part"),
     "deepspeed_config.zero3_save_16bit_model" => Always(&[Bool(true)], "saved weights are whole"),
     "deepspeed_config.deepspeed_moe_layer_cls_names" => NotNeeded("experts are a part of their block"),

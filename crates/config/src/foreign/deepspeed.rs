@@ -13,7 +13,10 @@ use tunesmith_base::error::Result;
 const TRUE: &[Scalar] = &[Bool(true)];
 const OFF: &[Scalar] = &[];
 const ONE: &[Scalar] = &[Str("1")];
-const HOST: &str = "nothing is moved: everything stays where the model is computed";
+const SEGMENTS: &str = "host memory is pinned, and the GPU holds two blocks at a time";
+/// What `train.offload_param` does beside what DeepSpeed's key does.
+const FROZEN: &str = "trained weights stay on the GPU";
+const HOST: &str = "gradients and momentum stay where the model is computed";
 /// What `train.offload_optimizer` does without settings.
 const PINNED: &str = "tunesmith pins host memory, and overlaps copies with the update, by itself";
 const DISK: &str = "this version does not offload to disk";
@@ -113,10 +116,10 @@ pub(super) const RULES: Rules = rules! {
     "zero_optimization.compute_grad_norm" => Always(TRUE, "the norm is computed in every step, and shown"),
     "zero_optimization.load_from_fp32_weights" => Always(TRUE, "checkpoints hold float32"),
     "zero_optimization.elastic_checkpoint" => Always(&[Bool(true), Bool(false)], "every checkpoint loads with any number of ranks"),
-    "zero_optimization.offload_param.device" => With(offload_param); "none and cpu have no effect: weights stay where the model is computed; nvme is refused",
+    "zero_optimization.offload_param.device" => With(offload_param); "cpu becomes train.offload_param: true; nvme is refused",
     "zero_optimization.offload_param.nvme_path" => NotNeeded(DISK),
     "zero_optimization.offload_param.buffer_count" | "zero_optimization.offload_param.buffer_size"
-    | "zero_optimization.offload_param.max_in_cpu" | "zero_optimization.offload_param.pin_memory" => NotNeeded(HOST),
+    | "zero_optimization.offload_param.max_in_cpu" | "zero_optimization.offload_param.pin_memory" => NotNeeded(SEGMENTS),
     "zero_optimization.offload_optimizer.device" => With(offload_optimizer); "cpu becomes train.offload_optimizer: true; nvme is refused",
     "zero_optimization.offload_optimizer.nvme_path" => NotNeeded(DISK),
     "zero_optimization.offload_optimizer.buffer_count" | "zero_optimization.offload_optimizer.pin_memory"
@@ -125,7 +128,8 @@ pub(super) const RULES: Rules = rules! {
     | "zero_optimization.offload_optimizer.super_offload" => NotNeeded(PINNED),
     "zero_optimization.offload_optimizer.cpuadam_cores_perc" => NotNeeded("train.num_threads says how many threads a rank has"),
     "zero_optimization.cpu_offload" => To("train.offload_optimizer"),
-    "zero_optimization.cpu_offload_param" | "zero_optimization.cpu_offload_use_pin_memory" => NotNeeded(HOST),
+    "zero_optimization.cpu_offload_param" => To("train.offload_param"),
+    "zero_optimization.cpu_offload_use_pin_memory" => NotNeeded(PINNED),
     "zero_optimization.zenflow.*" => Unsupported("updates are whole steps, never a part of the gradients"),
     "zero_optimization.leaf_module.*" => NotNeeded(RANGES),
     "zero_optimization.sub_group_size" => NotNeeded("a rank updates its part at once"),
@@ -223,8 +227,8 @@ fn tensorboard_text(reader: &mut Reader, value: &Value) -> Result<()> {
     }
 }
 
-fn offload_param(reader: &mut Reader, value: &Value) -> Result<()> {
-    offload(reader, value, |reader| reader.same(value, "weights stay where the model is computed"))
+pub(super) fn offload_param(reader: &mut Reader, value: &Value) -> Result<()> {
+    offload(reader, value, |reader| reader.put(value, "train.offload_param", Node::Bool(true), FROZEN))
 }
 
 pub(super) fn offload_optimizer(reader: &mut Reader, value: &Value) -> Result<()> {

@@ -24,7 +24,7 @@ pub(super) const RULES: Rules = rules! {
     "version" => Always(&[Str("1"), Str("2")], "there is one FSDP, which covers both versions"),
     "sharding_strategy" => With(sharding); "train.fsdp_sharding_strategy; _HYBRID_SHARD_ZERO2 is refused",
     "reshard_after_forward" => With(reshard); "train.fsdp_sharding_strategy: true becomes full_shard, false shard_grad_op",
-    "offload_params" | "cpu_offload" => Always(&[Bool(true), Bool(false)], "weights stay where the model is computed, each rank its part"),
+    "offload_params" | "cpu_offload" => With(offload); "true becomes train.offload_param: true and train.offload_optimizer: true",
     "auto_wrap_policy" => Always(&[Str("TRANSFORMER_BASED_WRAP"), Str("NO_WRAP"), Str("SIZE_BASED_WRAP")], SEGMENTS),
     "transformer_layer_cls_to_wrap" | "min_num_params" => NotNeeded(SEGMENTS),
     "backward_prefetch" => Always(&[Str("BACKWARD_PRE")], "the next block is gathered while the current one computes"),
@@ -71,6 +71,16 @@ fn reshard(reader: &mut Reader, value: &Value) -> Result<()> {
     }
 }
 
+fn offload(reader: &mut Reader, value: &Value) -> Result<()> {
+    if value.flag()? { put_offload(reader, value) } else { reader.same(value, "already so") }
+}
+
+/// What PyTorch keeps on the CPU.
+fn put_offload(reader: &mut Reader, value: &Value) -> Result<()> {
+    reader.put(value, "train.offload_param", Node::Bool(true), "trained weights stay on the GPU")?;
+    reader.put(value, "train.offload_optimizer", Node::Bool(true), "")
+}
+
 fn checkpointing(reader: &mut Reader, value: &Value) -> Result<()> {
     if value.flag()? {
         reader.put(value, "train.gradient_checkpointing", Node::Bool(true), "")
@@ -99,7 +109,7 @@ pub(super) fn read(
         let value = Value { node: Node::Str(word.clone()), ..at.clone() };
         match word.as_str() {
             "auto_wrap" => reader.same(&value, SEGMENTS)?,
-            "offload" => reader.same(&value, "weights stay where the model is computed, each rank its part")?,
+            "offload" => put_offload(&mut reader, &value)?,
             "full_shard" | "shard_grad_op" | "no_shard" | "hybrid_shard" | "hybrid_shard_zero2" => {
                 sharding(&mut reader, &value)?;
             }

@@ -219,7 +219,7 @@ impl Model {
             let TextCache { tokens, layers, recurrent, images, prompt } = &mut **cache;
             growth.push(Growth { layers, recurrent, tokens, images, prompt: *prompt, start, asked: *drafted + 1 });
         }
-        if self.shards.is_sharded() {
+        if self.shards.gathers() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
             return self.forward(|| self.go_on(&mut growth));
         }

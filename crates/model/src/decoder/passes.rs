@@ -26,16 +26,18 @@ impl Model {
 
     /// After a pass, also one that failed: the other ranks are still at theirs. They wait for what it has of `grads`, if it
     /// was to make some, where they leave a segment: so it goes there while it goes on to the end.
-    pub(super) fn end<T>(&self, walked: Result<T>, mut grads: Option<&mut Grads<'_>>) -> Result<T> {
+    pub(super) fn end<T>(&self, walked: Result<T>, grads: Option<&mut Grads<'_>>) -> Result<T> {
         if walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Memory) {
             // Ranks that are threads share the budget: what lies idle here may be what another lacks.
             self.release();
         }
         let peer_lost = walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Peer);
-        if peer_lost || !self.shards.is_sharded() {
+        if peer_lost || !self.shards.gathers() {
             return walked;
         }
         let head = self.blocks.len() + 1;
+        // Other ranks wait for a pass that shards weights, and for no other.
+        let mut grads = grads.filter(|_| self.shards.is_sharded());
         self.shards.end(self.params.values(), &mut |left| match &mut grads {
             // With those above it whose weights are not shared.
             Some(grads) => (left.unwrap_or(head)..=head)

@@ -262,18 +262,18 @@ impl Quantized {
         }
     }
 
-    /// The numbers of a matrix on the CPU: codes, codes of scales (none where scales are not quantized) or zeros of tiles, and scales or
-    /// their factors.
-    pub fn parts(&self) -> ([&[u8]; 2], &[f32]) {
+    /// The numbers of a matrix, where they are: codes, codes of scales (none where scales are not quantized) or zeros of tiles, and
+    /// scales or their factors.
+    pub fn parts(&self) -> ([Slice<'_, u8>; 2], Slice<'_, f32>) {
         match self {
-            Self::Eight(eight) => ([&eight.codes, &[]], &eight.scales),
+            Self::Eight(eight) => ([eight.codes.view(), Slice::default()], eight.scales.view()),
             Self::Tiled(tiled) => {
-                let zeros: &[u8] = tiled.zeros.each().map_or(&[], |zeros| zeros);
-                ([&tiled.codes, zeros], &tiled.scales)
+                let zeros = tiled.zeros.each().map_or_else(Slice::default, Stored::view);
+                ([tiled.codes.view(), zeros], tiled.scales.view())
             }
             Self::Four(four) => match &four.scales {
-                Scales::Plain(scales) => ([&four.codes, &[]], scales),
-                Scales::Nested(nested) => ([&four.codes, &nested.codes], &nested.absmax),
+                Scales::Plain(scales) => ([four.codes.view(), Slice::default()], scales.view()),
+                Scales::Nested(nested) => ([four.codes.view(), nested.codes.view()], nested.absmax.view()),
             },
         }
     }

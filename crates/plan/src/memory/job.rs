@@ -82,6 +82,8 @@ pub struct Base {
     pub wide: Arc<BTreeSet<String>>,
     /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
     pub through_f32: bool,
+    /// Whether a GPU leaves frozen weights in the host's memory, from where they come segment by segment.
+    pub on_host: bool,
 }
 
 /// The engine, which walks a pass where only counting is done.

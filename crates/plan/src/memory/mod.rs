@@ -148,7 +148,7 @@ pub struct Predictor<'a> {
     /// What is trained, and how.
     pub job: Job<'a>,
     device: Device,
-    /// Bytes that adapters hold all the time beside their trained values.
+    /// Bytes that every rank holds all the time: of adapters beside their trained values, and of image encoders' frozen weights.
     pub(crate) constants: u64,
     segments: Vec<Segment>,
     /// Bytes of the weights that a GPU leaves in the host's memory.
@@ -189,7 +189,7 @@ impl<'a> Predictor<'a> {
     fn read_base(&mut self) {
         let (arch, job) = (self.job.arch, &self.job);
         let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
-        let (mut held, mut most, mut on_host) = (0u64, 0u64, 0u64);
+        let (mut held, mut most, mut on_host, mut encoders) = (0u64, 0u64, 0u64, 0u64);
         let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
         let trained_there: BTreeSet<String> =
             arch.vision.iter().flat_map(|vision| vision.trained_tensors()).map(|spec| spec.name).collect();
@@ -216,6 +216,7 @@ impl<'a> Predictor<'a> {
             }
             match storage {
                 None => segments[at].trained += bytes,
+                Some(_) if sees => encoders += bytes,
                 Some(_) => segments[at].frozen += bytes,
             }
             held += bytes;
@@ -227,12 +228,31 @@ impl<'a> Predictor<'a> {
         let blocks = 1..=arch.num_hidden_layers;
         segments[blocks].iter_mut().for_each(|segment| segment.trained += beside);
         (self.loading, self.on_host) = (most.saturating_sub(held), on_host);
+        self.constants += encoders;
         self.segments = segments;
     }
 
     /// The segments in order: embedding, blocks, head.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    /// Bytes of the frozen weights that a GPU leaves in the host's memory and brings segment by segment.
+    pub fn offloaded(&self) -> u64 {
+        let brings = self.device == Device::Gpu && self.job.base.on_host;
+        if brings { self.segments.iter().map(|segment| segment.frozen).sum() } else { 0 }
+    }
+
+    /// Bytes of the frozen weights that are on a GPU which brings them: of at most two segments, and of the two at the head.
+    fn brought(&self) -> (u64, u64) {
+        if self.offloaded() == 0 {
+            return (0, 0);
+        }
+        let two = |pair: &[Segment]| pair.iter().map(|segment| segment.frozen).sum::<u64>();
+        let pairs = self.segments.windows(2).map(two);
+        let [.., block, head] = &*self.segments else { return (0, 0) };
+        let head = if self.job.arch.ties_head() { &self.segments[0] } else { head };
+        (pairs.max().unwrap_or(0), block.frozen + head.frozen)
     }
 
     /// Bytes of a pass's activations, if tokens spread evenly over experts.
@@ -339,6 +359,9 @@ impl<'a> Predictor<'a> {
     pub fn predict(&self, pass: &Pass) -> Breakdown {
         let (job, arch) = (&self.job, self.job.arch);
         let Walked { kept, pools, head, host } = self.activations(pass);
+        // A walk counts them too.
+        let (brought, at_head) = self.brought();
+        let (kept, pools) = (kept.saturating_sub(at_head), pools.saturating_sub(brought));
         let values = 4 * job.trained.values;
         let frozen = self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + self.constants;
         let scratch = |attention: &AttentionSpec| {
@@ -355,6 +378,7 @@ impl<'a> Predictor<'a> {
             kept,
             work: pools.saturating_sub(kept) + TOKEN * pass.tokens,
             head,
+            collectives: brought,
             passing: job.optimizer.publishing,
             ..Breakdown::default()
         };
@@ -369,7 +393,7 @@ impl<'a> Predictor<'a> {
                 let GpuHeld { held, most } = job.engine.held_on_gpu(&job.base);
                 breakdown.weights = held.saturating_sub(breakdown.trained);
                 breakdown.program = CUDA_CONTEXT + WORKSPACE as u64;
-                breakdown.host = host + self.on_host + job.optimizer.scratch + job.companions;
+                breakdown.host = host + self.on_host + self.offloaded() + job.optimizer.scratch + job.companions;
                 most - held
             }
         };

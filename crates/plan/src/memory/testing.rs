@@ -65,6 +65,7 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
             float32: Arc::default(),
             wide: Arc::default(),
             through_f32: false,
+            on_host: false,
         },
         optimizer: OptimizerBytes { state: 8 * trained.values, ..OptimizerBytes::default() },
         trained,
