@@ -52,6 +52,9 @@ pub struct Args {
     /// Let what blocks keep for the backward pass wait in the host's memory, as `train.activation_offloading` does
     #[arg(long)]
     activation_offloading: bool,
+    /// Let the base's frozen weights wait in the host's memory, as `train.offload_param` does
+    #[arg(long)]
+    offload_param: bool,
     /// Measure from the first step on, without a warm-up step
     #[arg(long)]
     cold: bool,
@@ -106,6 +109,7 @@ impl Args {
         let flags = [
             ("--gradient-checkpointing", self.gradient_checkpointing),
             ("--activation-offloading", self.activation_offloading),
+            ("--offload-param", self.offload_param),
             ("--cold", self.cold),
             ("--targets", !self.targets.is_empty()),
             ("--max-tokens-per-pass", self.max_tokens_per_pass.is_some()),
@@ -197,6 +201,7 @@ pub fn run(args: &Args) -> Result<()> {
     config.model.dtype = if args.bf16 { Dtype::Bfloat16 } else { Dtype::Float32 };
     config.train.gradient_checkpointing = args.gradient_checkpointing.into();
     config.train.activation_offloading = args.activation_offloading;
+    config.train.offload_param = args.offload_param;
     config.train.max_tokens_per_pass = args.max_tokens_per_pass.or(config.train.max_tokens_per_pass);
     if let Some(name) = &args.simd {
         let names = || Level::ALL.iter().map(|level| level.name()).collect::<Vec<_>>().join(", ");
