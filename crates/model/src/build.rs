@@ -253,7 +253,9 @@ impl Builder<'_> {
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         if keeps_all {
-            model.notes.push("train.offload_param: no weight is frozen, so that none waits in the host's memory".to_owned());
+            model
+                .notes
+                .push("train.offload_param: no weight is frozen, so that none waits in the host's memory".to_owned());
         }
         Ok(model)
     }
