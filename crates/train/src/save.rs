@@ -343,7 +343,7 @@ fn folder_source<'a>(
         template: template.map(data::ChatTemplate::source),
         own_head: Some(&source.arch).filter(|arch| arch.score.is_some() || arch.separated),
         wrapping: source.wrapping.as_ref(),
-        stacking: source.weights.as_ref().map_or(Stacking::NONE, WeightFiles::stacking),
+        stacking: source.weights.as_deref().map_or(Stacking::NONE, WeightFiles::stacking),
     }
 }
 
