@@ -1,5 +1,5 @@
 //! A second encoder of pictures (`TheWorld`) from files to a trained model: the stages, the cache, a stopped run, what is refused.
-use crate::pictures::{copy, dataset, golden, kept, seeing, whole, write_rows};
+use crate::pictures::{copy, dataset, golden, kept, picture, seeing, whole, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::run::resume::straight_equals_stopped_on;
 use serde_json::{Value, json};
@@ -110,6 +110,90 @@ fn stages_train_one_after_the_other_and_answer() {
 }
 
 #[test]
+fn a_merged_model_has_its_second_encoder_in_its_folder() {
+    for (name, mode, architecture) in [("world_kl", "spatial", "linear"), ("world_wan", "channel", "mlp")] {
+        let fixture = world(name);
+        let (mode, architecture) = (
+            format!("vision.world.projection_mode: {mode}"),
+            format!("vision.world.projection_architecture: {architecture}"),
+        );
+        let common = ["model.max_seq_len: 96", "train.eval_strategy: steps", "train.eval_steps: 3"];
+        let stage = |out: &str, lines: &[&str]| {
+            let output = format!("train.output_dir: {}", fixture.path(out).display());
+            let own = [&common[..], &["train.max_steps: 3", "train.eval_on_start: true", &output], lines].concat();
+            let config = fixture.config(out, &own);
+            let done = train(&config, &[]);
+            assert!(done.status.success(), "{}", said(&done));
+            let metrics = fs::read_to_string(fixture.path(out).join("metrics.jsonl")).unwrap();
+            let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            lines.filter_map(|line| line["eval_loss"].as_f64()).collect::<Vec<f64>>()
+        };
+        let done = |args: &[&str]| {
+            let done = tunesmith(args).output().unwrap();
+            assert!(done.status.success(), "{args:?}: {}", said(&done));
+            said(&done)
+        };
+        let losses = stage("tuned", &[&encoder(&fixture), TOKENS, SIDE, &mode, &architecture]);
+        let path = |name: &str| fixture.path(name).display().to_string();
+        let (config, merged, image) = (path("tuned.yaml"), path("merged"), picture("rgb.png"));
+        let ask = ["--image", &image, "--prompt", "what is it?"];
+        let answer = done(&[&["infer", &config], &ask[..]].concat());
+        let text = done(&["merge", &config, "--output", &merged, "--dtype", "float32"]);
+        assert!(text.contains("world.json"), "{text}");
+        assert_eq!(done(&[&["infer", "--model", &merged], &ask[..]].concat()), answer, "{name}");
+        let exported = path("exported");
+        done(&["export", &config, "--hf", "--dtype", "float32", "--output", &exported]);
+        for file in ["world.json", "world.safetensors", "model.safetensors"] {
+            let read = |folder: &str| fs::read(fixture.path(folder).join(file)).unwrap();
+            assert!(read("merged") == read("exported"), "{name}, {file}");
+        }
+        // It is trained further without keys of the encoder, and merged again.
+        let base = format!("model.name: {merged}");
+        let further = stage("further", &[&base]);
+        assert!((further[0] - losses.last().unwrap()).abs() < 1e-5, "{losses:?} {further:?}");
+        let (config, again) = (path("further.yaml"), path("again"));
+        let answer = done(&[&["infer", &config], &ask[..]].concat());
+        done(&["merge", &config, "--output", &again, "--dtype", "float32"]);
+        assert_eq!(done(&[&["infer", "--model", &again], &ask[..]].concat()), answer, "{name}");
+        let adapter = path("further/adapter");
+        let third = path("third");
+        done(&["merge", "--base", &merged, "--adapter", &adapter, "--dtype", "float32", "--output", &third]);
+        let read = |folder: &str| fs::read(fixture.path(folder).join("world.safetensors")).unwrap();
+        assert!(read("third") == read("again") && read("again") != read("merged"), "{name}");
+        // Its files are not trusted.
+        let path_of = |file: &str| fixture.path("third").join(file);
+        let whole = fs::read_to_string(path_of("world.json")).unwrap();
+        let asked = |part: &str| {
+            let done = tunesmith(&[&["infer", "--model", &third], &ask[..]].concat()).output().unwrap();
+            assert!(done.status.code() == Some(4) && said(&done).contains(part), "{part}: {}", said(&done));
+        };
+        for (key, value, part) in [
+            ("projection_mode", json!("both"), "projection_mode"),
+            ("projection_architecture", json!(1), "projection_architecture"),
+            ("image_size", json!(15), "image_size: 15"),
+            ("token_ids", json!([3]), "token_ids"),
+            ("token_ids", json!([3, 4_000_000_000_u32]), "no token 4000000000"),
+            ("encoder_config", json!(null), "encoder_config"),
+        ] {
+            let mut changed: Value = serde_json::from_str(&whole).unwrap();
+            changed[key] = value;
+            fs::write(path_of("world.json"), changed.to_string()).unwrap();
+            asked(part);
+        }
+        fs::write(path_of("world.json"), whole).unwrap();
+        fs::remove_file(path_of("world.safetensors")).unwrap();
+        asked("world.safetensors");
+        let (other, named) = (format!("train.output_dir={}", path("other")), encoder(&fixture).replace(": ", "="));
+        let refused = tunesmith(&["train", &config, &other, &named]).output().unwrap();
+        assert!(
+            refused.status.code() == Some(2) && said(&refused).contains("has a second encoder already"),
+            "{}",
+            said(&refused)
+        );
+    }
+}
+
+#[test]
 fn kept_latents_train_to_the_same_bits() {
     for lines in [
         &[][..],
@@ -162,7 +246,6 @@ fn commands_know_the_second_encoder_or_refuse_it_by_name() {
         let done = run(args);
         assert!(done.status.code() == Some(2) && said(&done).contains(part), "{args:?}: {}", said(&done));
     };
-    refused(&["merge", &config], "a second encoder");
     refused(&["train", &config, &other, "tuning.mode=full"], "projector is saved with an adapter");
     refused(&["train", &config, &other, "vision.world.image_size=18"], "a multiple of 4");
     refused(&["train", &config, &other, "tuning.new_tokens=[]"], "<start_of_world>");

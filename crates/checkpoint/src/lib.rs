@@ -19,6 +19,7 @@
 //! ```
 pub mod adapter_config;
 pub mod background;
+mod beside;
 pub mod folder;
 mod layout;
 pub mod load;
@@ -37,6 +38,7 @@ mod stamp_settings;
 pub mod state;
 pub mod store;
 mod tensors;
+pub mod world;
 
 pub use adapter_config::AdapterConfig;
 pub use background::Background;
