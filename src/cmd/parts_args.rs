@@ -10,7 +10,7 @@ use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
 use crate::checkpoint::peft;
 use crate::checkpoint::stamp_check;
 use crate::config::arch::{Arch, Vocabulary};
-use crate::config::vision::{PAIR_SETTINGS, VisionArch, WORLD_SETTINGS};
+use crate::config::vision::{VisionArch, has_encoder};
 use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
@@ -79,11 +79,6 @@ impl Opened {
         };
         of(&dir).or_else(|| of(&dir.canonicalize().ok()?)).unwrap_or_else(|| "model".to_owned())
     }
-}
-
-/// Whether an earlier merge has put an image encoder into this folder, in files of its own.
-fn has_encoder(dir: &Path) -> bool {
-    [PAIR_SETTINGS, WORLD_SETTINGS].into_iter().any(|name| dir.join(name).is_file())
 }
 
 impl PartsArgs {

@@ -12,19 +12,19 @@ use tunesmith::train::signals::Stop;
 use tunesmith::{Kind, Result};
 
 /// Calls `harm` once a step is reported, and keeps what the run says.
-struct Harm<'a> {
+struct Vandal<'a> {
     after: u64,
     harm: &'a (dyn Fn() + Sync),
     said: Mutex<Vec<String>>,
 }
 
-impl Progress for Harm<'_> {
+impl Progress for Vandal<'_> {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}
     fn end(&self) {}
 }
 
-impl Observer for Harm<'_> {
+impl Observer for Vandal<'_> {
     fn event(&self, event: &Event<'_>) {
         match event {
             Event::Step { line, .. } if line.step == self.after => (self.harm)(),
@@ -40,7 +40,7 @@ fn harmed(fixture: &Fixture, out: &str, lines: &[&str], harm: &(dyn Fn() + Sync)
     let own = ["train.num_train_epochs: 2", "train.eval_strategy: epoch", &out_dir];
     let config = fixture.config(out, &[&own, lines].concat());
     let resolved = config::load(&config, &[], &[], &[]).unwrap();
-    let observer = Harm { after: 2, harm, said: Mutex::default() };
+    let observer = Vandal { after: 2, harm, said: Mutex::default() };
     run(&resolved, &Options::default(), &Stop::default(), &observer)?;
     let said = observer.said.into_inner().unwrap();
     Ok(said.into_iter().filter(|text| text.contains("damaged")).collect())
@@ -132,7 +132,9 @@ fn damage_from_before_a_run_is_mended_where_rows_need_it() {
     let encoder = encoder(&fixture);
     let first = kept(&fixture, "first", "cache", &[&encoder]);
     let made = files(&fixture.path("cache"));
-    made.iter().for_each(|file| flip(file));
+    for file in &made {
+        flip(file);
+    }
     let mended = kept(&fixture, "mended", "cache", &[&encoder]);
     assert!(mended.2.contains("damaged features are computed again"), "{}", mended.2);
     assert!(!mended.2.contains("is not loaded"), "nothing is encoded before step 1: {}", mended.2);

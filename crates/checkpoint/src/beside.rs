@@ -29,6 +29,11 @@ impl BesideFile {
         computed.chain(copied).collect()
     }
 
+    /// Whether a tensor of the model is computed.
+    pub fn has(&self, name: &str) -> bool {
+        self.computed.values().any(|(spec, _)| spec.name == name)
+    }
+
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         self.tensors().iter().map(|(_, _, numbers)| numbers.bytes()).sum()

@@ -20,6 +20,7 @@
 pub mod adapter_config;
 pub mod background;
 mod beside;
+pub mod encoders;
 pub mod folder;
 mod layout;
 pub mod load;
@@ -27,7 +28,7 @@ pub mod loaded_adapter;
 mod manifest;
 mod older_formats;
 pub mod own_files;
-pub mod pair;
+mod pair;
 pub mod peft;
 pub mod pissa;
 pub mod publish;
@@ -38,7 +39,7 @@ mod stamp_settings;
 pub mod state;
 pub mod store;
 mod tensors;
-pub mod world;
+mod world;
 
 pub use adapter_config::AdapterConfig;
 pub use background::Background;

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::beside::BesideFile;
 use super::publish::StagedFolder;
+use super::world::WorldFiles;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_config::vision::{ConnectorKind, PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
@@ -39,7 +40,7 @@ impl<'a> PairFiles<'a> {
         let files = Wrapping::of(WeightFiles::open_at(folder)?);
         let mut computed = BTreeMap::new();
         let mut replaced = Vec::new();
-        for spec in vision.tensors() {
+        for spec in vision.tensors().into_iter().filter(|spec| !WorldFiles::hold(&spec.name)) {
             let stored = vision.stored_names(&spec.name).into_iter().find(|name| files.has(name));
             let changed = changed(&spec.name);
             if stored.is_none() && !changed {
@@ -67,7 +68,7 @@ impl<'a> PairFiles<'a> {
 
     /// Whether a tensor's numbers are not those of the encoder's files.
     pub fn has(&self, name: &str) -> bool {
-        self.weights.computed.values().any(|(spec, _)| spec.name == name)
+        self.weights.has(name)
     }
 
     /// Bytes of all tensors.

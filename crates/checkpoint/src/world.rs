@@ -3,7 +3,7 @@ use super::beside::BesideFile;
 use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::TensorSpec;
-use tunesmith_config::vision::{VisionArch, WORLD_SETTINGS, WORLD_WEIGHTS, World};
+use tunesmith_config::vision::{VisionArch, WORLD_ENCODER, WORLD_PROJECTOR, WORLD_SETTINGS, WORLD_WEIGHTS, World};
 use tunesmith_model::vision_files::open_latents;
 use tunesmith_model::weights::{Dtype, Wrapping};
 
@@ -42,14 +42,24 @@ impl<'a> WorldFiles<'a> {
         let in_file = |name: &str| name.trim_start_matches("model.").to_owned();
         let computed = projector.into_iter().filter(|_| trained);
         let computed = computed.map(|spec| (in_file(&spec.name), (spec, dtype.unwrap_or(Dtype::F32)))).collect();
-        let named = |name: &str| match name.starts_with(ENCODER) || name.starts_with(PROJECTOR) {
-            true => name.to_owned(),
-            false => format!("{ENCODER}{name}"),
+        let named = |name: &str| {
+            let whole = name.starts_with(ENCODER) || name.starts_with(PROJECTOR);
+            if whole { name.to_owned() } else { format!("{ENCODER}{name}") }
         };
         let all = from.tensors(false)?.into_iter();
         let copied = all.filter(|(name, ..)| !(trained && name.starts_with(PROJECTOR)));
         let copied = copied.map(|(name, shape, numbers)| (named(&name), (name, shape, numbers))).collect();
         Ok(Some(Self { world, weights: BesideFile { from, copied, computed } }))
+    }
+
+    /// Whether a tensor is the encoder's or the projector's.
+    pub fn hold(name: &str) -> bool {
+        name.starts_with(WORLD_ENCODER) || name.starts_with(WORLD_PROJECTOR)
+    }
+
+    /// Whether a tensor is one of the trained projector.
+    pub fn has(&self, name: &str) -> bool {
+        self.weights.has(name)
     }
 
     /// Bytes of all tensors.

@@ -100,6 +100,11 @@ pub struct Mrope {
     pub interleaved: bool,
 }
 
+/// Whether a model's folder has an image encoder in files of its own ([`ENCODER_FILES`]).
+pub fn has_encoder(dir: &Path) -> bool {
+    ENCODER_FILES.iter().any(|[settings, _]| dir.join(settings).is_file())
+}
+
 /// What of a [`VisionArch`] is trained. By default nothing is.
 #[allow(clippy::struct_excessive_bools)] // each is a part
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
