@@ -141,6 +141,10 @@ pub fn run(args: &Args) -> Result<()> {
     let class = merged.model.arch.auto_class();
     let dir = output.display();
     let _ = match &merged.model.arch.vision {
+        Some(vision) if vision.world.is_some() => writeln!(
+            text,
+            "use it          model.name={dir}; in Python, it is the model without its second encoder (world.json)"
+        ),
         Some(vision) if vision.folder.is_some() => {
             writeln!(text, "use it          model.name={dir}, or in Python scripts/load_pair.py: load(\"{dir}\")")
         }

@@ -12,6 +12,7 @@ use super::trained::{Trained, open_base};
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::peft;
 use crate::config::arch::Vocabulary;
+use crate::config::vision::has_encoder;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
 use crate::data::batch::{Example, ImageRows};
 use crate::data::row::{Conversation, Row};
@@ -202,9 +203,10 @@ impl AskArgs {
     }
 }
 
-/// The image encoder, if it is needed: because images are given, or its settings say so.
+/// The image encoder, if it is needed: because images are given, its settings say so, or the model's folder has one in files of its own.
 fn look(config: &Config, seer: Seer<'_>, sees: bool, downloads: &Downloads) -> Result<Option<Sight>> {
-    let sees = sees || names_encoder(config) || config.vision.load == Some(true);
+    let load = config.vision.load.unwrap_or_else(|| has_encoder(seer.dir));
+    let sees = sees || names_encoder(config) || load;
     if sees { Sight::open(config, seer, Part::Whole, downloads).map(Some) } else { Ok(None) }
 }
 

@@ -10,7 +10,7 @@ use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
 use crate::checkpoint::peft;
 use crate::checkpoint::stamp_check;
 use crate::config::arch::{Arch, Vocabulary};
-use crate::config::vision::{PAIR_SETTINGS, VisionArch};
+use crate::config::vision::{VisionArch, has_encoder};
 use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
@@ -119,10 +119,6 @@ impl PartsArgs {
                 });
             }
         };
-        if config.as_ref().is_some_and(|config| config.vision.world.encoder.is_some()) {
-            return Err(Error::config("vision.world: not yet: merging or exporting a model with a second encoder")
-                .hint("infer, chat and eval use the adapter as it is"));
-        }
         let below = match &config {
             Some(_) if trained.is_some() => &Vec::new(),
             Some(config) if self.below.is_empty() => &config.tuning.adapters,
@@ -143,15 +139,19 @@ impl PartsArgs {
         let mut reads = [&adapters[..], below].concat();
         let mut parts = Parts::open(&base, below, &vocabulary)?;
         if let [one] = adapters.as_slice() {
-            let encoder = config.as_ref().filter(|config| config.vision.encoder.is_some());
+            let named = config.as_ref().filter(|config| vision::names_encoder(config));
             let hidden_size = parts.arch.hidden_size;
-            let vision = match encoder {
+            let vision = match named {
                 Some(config) => {
                     let tokenizer = if one.join("tokenizer.json").is_file() { one } else { &base };
                     let seer = Seer { dir: &base, tokenizer, hidden_size };
-                    Some(vision::of_pair(config, seer, &downloads)?)
+                    let first = match config.vision.encoder {
+                        Some(_) => vision::of_pair(config, seer, &downloads)?,
+                        None => VisionArch::of_model(&base, hidden_size)?,
+                    };
+                    Some(vision::with_world(config, seer, first)?)
                 }
-                None if peft::changes_encoder(one)? || base.join(PAIR_SETTINGS).is_file() => {
+                None if peft::changes_encoder(one)? || has_encoder(&base) => {
                     Some(VisionArch::of_model(&base, hidden_size)?)
                 }
                 None => None,
@@ -160,7 +160,7 @@ impl PartsArgs {
                 let training = peft::vision_training(one, &vision)?;
                 parts.arch.vision = Some(Arc::new(VisionArch { training, ..vision }));
             }
-        } else if adapters.is_empty() && base.join(PAIR_SETTINGS).is_file() {
+        } else if adapters.is_empty() && has_encoder(&base) {
             parts.arch.vision = Some(Arc::new(VisionArch::of_model(&base, parts.arch.hidden_size)?));
         }
         if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {

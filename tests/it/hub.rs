@@ -143,6 +143,20 @@ fn a_model_comes_into_the_standard_cache_without_code_and_pickles() {
 }
 
 #[test]
+fn a_merged_pair_comes_with_its_encoders() {
+    let world = World::new();
+    let files = ["vision.json", "vision.safetensors", "world.json", "world.safetensors"];
+    let encoders = files.map(|name| (name, name.as_bytes()));
+    let model: [(&str, &[u8]); 3] =
+        [("config.json", b"{}"), ("model.safetensors", b"weights"), ("other.safetensors", b"never")];
+    world.server.commit("models/owner/name", "main", &[&model[..], &encoders].concat());
+    let described = world.hub().model("owner/name", None, Part::Description, Destination::Cache).unwrap();
+    assert_eq!(names(&described.dir), ["config.json", "vision.json", "world.json"]);
+    let whole = world.model(None).unwrap();
+    assert_eq!(names(&whole.dir), [&["config.json", "model.safetensors"], &files[..]].concat());
+}
+
+#[test]
 fn what_is_in_the_cache_is_not_asked_for_again() {
     let world = World::new();
     let commit = publish(&world, "main");

@@ -12,6 +12,7 @@ mod documents;
 mod eval;
 mod examples;
 mod export;
+mod features;
 mod fuzz;
 mod generate;
 mod gpu_faults;

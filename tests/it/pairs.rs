@@ -4,7 +4,9 @@ use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::run::resume::straight_equals_stopped_on;
 use serde_json::Value;
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
+use std::process::Stdio;
 use tunesmith::model::weights::WeightFiles;
 
 /// The output of a command that succeeds.
@@ -75,6 +77,94 @@ fn a_pair_that_is_trained_as_a_whole_is_used_from_its_folder() {
         let refused = train(&config, &[]);
         assert!(refused.status.code() == Some(2) && said(&refused).contains("connector already"), "{}", said(&refused));
     }
+}
+
+#[test]
+fn ranks_that_shard_a_pair_save_the_folder_that_one_rank_saves() {
+    for (mode, part) in
+        [("full", "tuning.freeze_vision: false"), ("freeze", "tuning.freeze.trainable_modules: [\"norms\"]")]
+    {
+        let fixture = paired();
+        let mode = format!("tuning.mode: {mode}");
+        let common = [encoder(&fixture), mode, part.to_owned(), "vision.connector: mlp".to_owned()];
+        let common: Vec<&str> = common.iter().map(String::as_str).collect();
+        let saves = ["train.batch_size: 1", "train.save_strategy: steps", "train.save_steps: 2"];
+        let go = |out: &str, lines: &[&str]| stage(&fixture, out, &[&common[..], &saves, lines].concat()).1;
+        let one = go("one", &["train.grad_accum: 2"]);
+        let ranks = |strategy: &str| [format!("train.strategy: {strategy}"), "train.dp_ranks: 2".to_owned()];
+        let apart = |out: &str, strategy: &str, more: &[&str]| {
+            let [strategy, count] = ranks(strategy);
+            go(out, &[&[strategy.as_str(), &count, "train.grad_accum: 1"], more].concat())
+        };
+        let copies = apart("copies", "dp", &[]);
+        let image = picture("rgb.png");
+        let answer = |out: &str| {
+            let model = fixture.path(out).join("model").display().to_string();
+            done(&["infer", "--model", &model, "--image", &image])
+        };
+        let files = |out: &str| {
+            let model = fixture.path(out).join("model");
+            let mut names: Vec<_> = fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            let read = |name: &std::ffi::OsString| fs::read(model.join(name)).unwrap();
+            names.iter().map(|name| (name.clone(), read(name))).collect::<Vec<_>>()
+        };
+        for strategy in ["fsdp", "zero3"] {
+            // Shares have the bits of copies; one rank adds gradients in another order.
+            assert_eq!(apart(strategy, strategy, &[]), copies, "{strategy}, {common:?}");
+            assert!(files(strategy) == files("copies"), "{strategy}, {common:?}");
+            let checkpoint = fixture.path(strategy).join("checkpoint-000002").display().to_string();
+            apart("resumed", strategy, &[&format!("train.resume_from_checkpoint: {checkpoint}")]);
+            assert!(files("resumed") == files("copies"), "{strategy}, resumed, {common:?}");
+            fs::remove_dir_all(fixture.path("resumed")).unwrap();
+        }
+        one.iter().zip(&copies).for_each(|(&one, &copies)| close(one, copies));
+        let names = |out: &str| files(out).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names("fsdp"), names("one"));
+        for file in ["model.safetensors", "vision.safetensors"] {
+            let [one, other] =
+                ["one", "fsdp"].map(|out| WeightFiles::open_file(&fixture.path(out).join("model").join(file)).unwrap());
+            assert!(one.names().eq(other.names()), "{file}");
+            for name in one.names() {
+                let [one, other] = [&one, &other].map(|file| file.read(name).unwrap().1);
+                let far = one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+                assert!(far < 1e-4, "{file}, {name}: {far}");
+            }
+        }
+        assert_eq!(answer("fsdp"), answer("one"));
+    }
+}
+
+#[test]
+fn chat_answers_about_images_from_the_folder_of_a_pair() {
+    let fixture = paired();
+    let encoder = encoder(&fixture);
+    stage(&fixture, "adapted", &[&encoder]);
+    stage(&fixture, "whole", &[&encoder, "tuning.mode: full"]);
+    let image = picture("rgb.png");
+    let talk = |args: &[&str]| {
+        let mut chat = tunesmith(&[&["chat"], args].concat());
+        let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let words = format!("/image {image}\nabc\n/base\n/image {image}\n/tuned\n/image {image}\n/quit\n");
+        chat.stdin.take().unwrap().write_all(words.as_bytes()).unwrap();
+        let ended = chat.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{args:?}: {}", said(&ended));
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    let answer = |args: &[&str]| {
+        let asked = tunesmith(&[&["infer"], args, &["--image", &image]].concat()).output().unwrap();
+        assert!(asked.status.success(), "{args:?}: {}", said(&asked));
+        String::from_utf8(asked.stdout).unwrap()
+    };
+    let config = |name: &str| fixture.path(&format!("{name}.yaml")).display().to_string();
+    for (config, out) in [(config("adapted"), "adapted"), (config("whole"), "whole")] {
+        let out = place(&fixture, "train.output_dir=", out);
+        let (said, answer) = (talk(&[&config, &out]), answer(&[&config, &out]));
+        assert!(said.starts_with(&answer) && said.trim_end().ends_with(answer.trim_end()), "{said:?} {answer:?}");
+    }
+    let model = fixture.path("whole/model").display().to_string();
+    let (said, answer) = (talk(&["--model", &model]), answer(&["--model", &model]));
+    assert!(said.starts_with(&answer), "{said:?} {answer:?}");
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! A second encoder of pictures (`TheWorld`) from files to a trained model: the stages, the cache, a stopped run, what is refused.
-use crate::pictures::{copy, dataset, golden, kept, seeing, whole, write_rows};
+use crate::pictures::{copy, dataset, golden, kept, paired, picture, seeing, whole, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::run::resume::straight_equals_stopped_on;
 use serde_json::{Value, json};
 use std::fs;
 use tunesmith::config::{Config, WorldProjection};
 use tunesmith::data::batch::IGNORE;
+use tunesmith::model::weights::WeightFiles;
 
 const TOKENS: &str = "tuning.new_tokens: [\"<start_of_world>\", \"<end_of_world>\"]";
 const SIDE: &str = "vision.world.image_size: 16";
@@ -101,11 +102,126 @@ fn stages_train_one_after_the_other_and_answer() {
         assert_eq!(stage("tuned", &second), (true, true, true, false), "{name}");
         let read = |out: &str| {
             let path = fixture.path(out).join("adapter/adapter_model.safetensors");
-            let file = tunesmith::model::weights::WeightFiles::open_file(&path).unwrap();
+            let file = WeightFiles::open_file(&path).unwrap();
             let name = file.names().find(|name| name.contains("world_projector") && name.ends_with("weight")).unwrap();
             file.read(name).unwrap().1
         };
         assert_eq!(read("align"), read("tuned"), "{name}");
+    }
+}
+
+#[test]
+fn a_merged_model_has_its_second_encoder_in_its_folder() {
+    for (name, mode, architecture, pairs) in [
+        ("world_kl", "spatial", "linear", false),
+        ("world_wan", "channel", "mlp", false),
+        ("world_kl", "channel", "mlp_no_final_gelu", true),
+    ] {
+        let fixture = if pairs { paired() } else { world(name) };
+        let mut first = String::new();
+        let tokens =
+            if pairs { "tuning.new_tokens: [\"<image>\", \"<start_of_world>\", \"<end_of_world>\"]" } else { TOKENS };
+        if pairs {
+            copy(&golden(&format!("vision/{name}/vae")), &fixture.path("vae"));
+            let row = |number: usize| json!({"image": picture(["rgb.png", "wide.png"][number % 2]), "question": "what is it?", "answer": "a cat"});
+            write_rows(&fixture.path("train.jsonl"), (0..24).map(row));
+            write_rows(&fixture.path("val.jsonl"), (24..30).map(row));
+            first = format!("vision.encoder: {}", fixture.path("encoder").display());
+        }
+        let own = encoder(&fixture);
+        let (mode, architecture) = (
+            format!("vision.world.projection_mode: {mode}"),
+            format!("vision.world.projection_architecture: {architecture}"),
+        );
+        let common = ["model.max_seq_len: 96", "train.eval_strategy: steps", "train.eval_steps: 3"];
+        let stage = |out: &str, lines: &[&str]| {
+            let output = format!("train.output_dir: {}", fixture.path(out).display());
+            let own = [&common[..], &["train.max_steps: 3", "train.eval_on_start: true", &output], lines].concat();
+            let config = fixture.config(out, &own);
+            let done = train(&config, &[]);
+            assert!(done.status.success(), "{}", said(&done));
+            let metrics = fs::read_to_string(fixture.path(out).join("metrics.jsonl")).unwrap();
+            let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            lines.filter_map(|line| line["eval_loss"].as_f64()).collect::<Vec<f64>>()
+        };
+        let done = |args: &[&str]| {
+            let done = tunesmith(args).output().unwrap();
+            assert!(done.status.success(), "{args:?}: {}", said(&done));
+            said(&done)
+        };
+        let mut lines = vec![own.as_str(), tokens, SIDE, &mode, &architecture];
+        lines.extend(pairs.then_some([first.as_str(), "vision.image_token: <image>"]).into_iter().flatten());
+        let losses = stage("tuned", &lines);
+        let path = |name: &str| fixture.path(name).display().to_string();
+        let (config, merged, image) = (path("tuned.yaml"), path("merged"), picture("rgb.png"));
+        let ask = ["--image", &image, "--prompt", "what is it?"];
+        let answer = done(&[&["infer", &config], &ask[..]].concat());
+        let text = done(&["merge", &config, "--output", &merged, "--dtype", "float32"]);
+        assert!(text.contains("world.json"), "{text}");
+        assert_eq!(done(&[&["infer", "--model", &merged], &ask[..]].concat()), answer, "{name}");
+        let exported = path("exported");
+        done(&["export", &config, "--hf", "--dtype", "float32", "--output", &exported]);
+        for file in ["world.json", "world.safetensors", "model.safetensors"] {
+            let read = |folder: &str| fs::read(fixture.path(folder).join(file)).unwrap();
+            assert!(read("merged") == read("exported"), "{name}, {file}");
+        }
+        // Runs that train the model itself write such a folder too.
+        let parts = ["tuning.mode: freeze", "tuning.freeze.trainable_modules: [\"norms\", \"embeddings\", \"head\"]"];
+        let (out, more) =
+            if name == "world_wan" { ("freeze", &parts[..]) } else { ("full", &["tuning.mode: full"][..]) };
+        let whole = stage(out, &[&lines, more].concat());
+        let (config, model) = (path(&format!("{out}.yaml")), path(&format!("{out}/model")));
+        let answer = done(&[&["infer", &config], &ask[..]].concat());
+        assert_eq!(done(&[&["infer", "--model", &model], &ask[..]].concat()), answer, "{name}, {out}");
+        done(&["eval", &config]);
+        let file = WeightFiles::open_file(&fixture.path(out).join("model/model.safetensors")).unwrap();
+        assert!(file.names().all(|name| !name.contains("world")), "{name}, {out}");
+        let further = stage(&format!("after-{out}"), &[&format!("model.name: {model}"), "tuning.mode: full"]);
+        assert!((further[0] - whole.last().unwrap()).abs() < 1e-5, "{whole:?} {further:?}");
+        assert!(fixture.path(&format!("after-{out}/model/world.safetensors")).is_file());
+        // It is trained further without keys of the encoder, and merged again.
+        let base = format!("model.name: {merged}");
+        let further = stage("further", &[&base]);
+        assert!((further[0] - losses.last().unwrap()).abs() < 1e-5, "{losses:?} {further:?}");
+        let (config, again) = (path("further.yaml"), path("again"));
+        let answer = done(&[&["infer", &config], &ask[..]].concat());
+        done(&["merge", &config, "--output", &again, "--dtype", "float32"]);
+        assert_eq!(done(&[&["infer", "--model", &again], &ask[..]].concat()), answer, "{name}");
+        let adapter = path("further/adapter");
+        let third = path("third");
+        done(&["merge", "--base", &merged, "--adapter", &adapter, "--dtype", "float32", "--output", &third]);
+        let read = |folder: &str| fs::read(fixture.path(folder).join("world.safetensors")).unwrap();
+        assert!(read("third") == read("again") && read("again") != read("merged"), "{name}");
+        // Its files are not trusted.
+        let path_of = |file: &str| fixture.path("third").join(file);
+        let whole = fs::read_to_string(path_of("world.json")).unwrap();
+        let asked = |part: &str| {
+            let done = tunesmith(&[&["infer", "--model", &third], &ask[..]].concat()).output().unwrap();
+            assert!(done.status.code() == Some(4) && said(&done).contains(part), "{part}: {}", said(&done));
+        };
+        for (key, value, part) in [
+            ("projection_mode", json!("both"), "projection_mode"),
+            ("projection_architecture", json!(1), "projection_architecture"),
+            ("image_size", json!(15), "image_size: 15"),
+            ("token_ids", json!([3]), "token_ids"),
+            ("token_ids", json!([3, 4_000_000_000_u32]), "no token 4000000000"),
+            ("encoder_config", json!(null), "encoder_config"),
+        ] {
+            let mut changed: Value = serde_json::from_str(&whole).unwrap();
+            changed[key] = value;
+            fs::write(path_of("world.json"), changed.to_string()).unwrap();
+            asked(part);
+        }
+        fs::write(path_of("world.json"), whole).unwrap();
+        fs::remove_file(path_of("world.safetensors")).unwrap();
+        asked("world.safetensors");
+        let (other, named) = (format!("train.output_dir={}", path("other")), own.replace(": ", "="));
+        let refused = tunesmith(&["train", &config, &other, &named]).output().unwrap();
+        assert!(
+            refused.status.code() == Some(2) && said(&refused).contains("has a second encoder already"),
+            "{}",
+            said(&refused)
+        );
     }
 }
 
@@ -140,6 +256,9 @@ fn a_stopped_run_with_a_second_encoder_ends_with_the_same_bits() {
         "model.max_seq_len: 96",
     ];
     straight_equals_stopped_on(&fixture, &lines, &[3, 8]);
+    let fixture = world("world_kl");
+    let own = encoder(&fixture);
+    straight_equals_stopped_on(&fixture, &[&[own.as_str(), "tuning.mode: full"], &lines[1..]].concat(), &[8]);
 }
 
 #[test]
@@ -162,8 +281,6 @@ fn commands_know_the_second_encoder_or_refuse_it_by_name() {
         let done = run(args);
         assert!(done.status.code() == Some(2) && said(&done).contains(part), "{args:?}: {}", said(&done));
     };
-    refused(&["merge", &config], "a second encoder");
-    refused(&["train", &config, &other, "tuning.mode=full"], "projector is saved with an adapter");
     refused(&["train", &config, &other, "vision.world.image_size=18"], "a multiple of 4");
     refused(&["train", &config, &other, "tuning.new_tokens=[]"], "<start_of_world>");
     refused(&["train", &config, &other, "vision.load=false"], "sees nothing");

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::encoders::EncoderFiles;
 pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
-use super::pair::PairFiles;
 use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, COMPANIONS, TensorSpec, is_beside};
+use tunesmith_config::arch::{Arch, COMPANIONS, TensorSpec};
 use tunesmith_model::weights::{Dtype, Numbers, StackedTensor, Stacking, Wrapping, write_floats, write_numbers_by};
 
 fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
@@ -79,28 +79,27 @@ pub fn stage_processor(staging: &mut StagedFolder<'_>, base: &Path, tokenizer: &
 }
 
 /// Writes a model folder: the source's `config.json` with dtype f32, the tokenizer's files, and one file of weights. The weights
-/// are `tensors`, those of `rest`, and the unchanged other parts of a multimodal model. Of a `pair`, encoder and connector have files
-/// of their own.
+/// are `tensors`, those of `rest`, and the unchanged other parts of a multimodal model. `encoders` have files of their own.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Model`] where `config.json` is not valid or a tensor cannot be fetched.
 pub fn stage(
     staging: &mut StagedFolder<'_>,
     source: SourceModel<'_>,
-    pair: Option<&PairFiles<'_>>,
+    encoders: Option<&EncoderFiles<'_>>,
     tensors: &[(String, Vec<usize>, &[f32])],
     rest: &LazyTensors<'_>,
 ) -> Result<()> {
     stage_config(staging, source)?;
     stage_companions(staging, source)?;
-    if let Some(pair) = pair {
+    if let Some(encoders) = encoders {
         let values = |spec: &TensorSpec, _| match tensors.iter().find(|(name, ..)| *name == spec.name) {
             Some((_, _, values)) => Ok(values.to_vec()),
             None => (rest.fetch)(&spec.name),
         };
-        pair.stage(staging, &values)?;
+        encoders.stage(staging, &values)?;
     }
-    let here = |name: &str| pair.is_none() || !is_beside(name);
+    let here = |name: &str| encoders.is_none_or(|encoders| !encoders.hold(name));
     let tensors: Vec<_> = tensors.iter().filter(|(name, ..)| here(name)).cloned().collect();
     let names: Vec<_> = rest.tensors.iter().filter(|(name, _)| here(name)).cloned().collect();
     let rest = LazyTensors { tensors: &names, fetch: rest.fetch };

@@ -19,6 +19,8 @@
 //! ```
 pub mod adapter_config;
 pub mod background;
+mod beside;
+pub mod encoders;
 pub mod folder;
 mod layout;
 pub mod load;
@@ -26,7 +28,7 @@ pub mod loaded_adapter;
 mod manifest;
 mod older_formats;
 pub mod own_files;
-pub mod pair;
+mod pair;
 pub mod peft;
 pub mod pissa;
 pub mod publish;
@@ -37,6 +39,7 @@ mod stamp_settings;
 pub mod state;
 pub mod store;
 mod tensors;
+mod world;
 
 pub use adapter_config::AdapterConfig;
 pub use background::Background;

@@ -11,6 +11,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::Disk;
 use tunesmith_base::files::{self, atomic};
 use tunesmith_config::arch::COMPANIONS;
+use tunesmith_config::vision::ENCODER_FILES;
 
 /// The default folder of event files.
 pub const EVENTS: &str = "tb";
@@ -33,7 +34,7 @@ const NAMES: [&str; 10] = [
 /// Whether the program writes files of this name.
 fn is_written(name: &str) -> bool {
     let is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
-    is_shard || NAMES.contains(&name) || COMPANIONS.contains(&name)
+    is_shard || NAMES.contains(&name) || COMPANIONS.contains(&name) || ENCODER_FILES.as_flattened().contains(&name)
 }
 
 /// The first file in the folder `dir` that the program did not write, or `dir` itself if it is a file or a link. `None` if all

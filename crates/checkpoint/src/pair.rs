@@ -1,15 +1,16 @@
 //! The image encoder and the connector of a pair, in separate files next to its text model.
 use std::collections::BTreeMap;
-use std::io;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::beside::BesideFile;
 use super::publish::StagedFolder;
+use super::world::WorldFiles;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_config::vision::{ConnectorKind, PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
-use tunesmith_model::weights::{Dtype, Numbers, WeightFiles, Wrapping, write_floats, write_numbers_by};
+use tunesmith_model::weights::{Dtype, WeightFiles, Wrapping};
 
 /// The prefix of the encoder's names in the file.
 const TOWER: &str = "vision_tower.";
@@ -19,10 +20,7 @@ const TOWER: &str = "vision_tower.";
 pub struct PairFiles<'a> {
     vision: &'a VisionArch,
     folder: &'a Path,
-    files: Wrapping,
-    /// By name in the file: for copied tensors, the name in the encoder's files.
-    copied: BTreeMap<String, (String, Vec<usize>, Numbers<'static>)>,
-    computed: BTreeMap<String, (TensorSpec, Dtype)>,
+    weights: BesideFile,
 }
 
 impl<'a> PairFiles<'a> {
@@ -42,7 +40,7 @@ impl<'a> PairFiles<'a> {
         let files = Wrapping::of(WeightFiles::open_at(folder)?);
         let mut computed = BTreeMap::new();
         let mut replaced = Vec::new();
-        for spec in vision.tensors() {
+        for spec in vision.tensors().into_iter().filter(|spec| !WorldFiles::hold(&spec.name)) {
             let stored = vision.stored_names(&spec.name).into_iter().find(|name| files.has(name));
             let changed = changed(&spec.name);
             if stored.is_none() && !changed {
@@ -65,26 +63,17 @@ impl<'a> PairFiles<'a> {
         let wanted = |name: &String| !replaced.contains(name) && part.is_none_or(|part| name.starts_with(part));
         let copied = all.into_iter().filter(|(name, ..)| wanted(name));
         let copied = copied.map(|(name, shape, numbers)| (in_file(&name), (name, shape, numbers))).collect();
-        Ok(Some(Self { vision, folder, files, copied, computed }))
-    }
-
-    fn tensors(&self) -> Vec<(String, Vec<usize>, Numbers<'static>)> {
-        let computed = self
-            .computed
-            .iter()
-            .map(|(name, (spec, dtype))| (name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), *dtype)));
-        let copied = self.copied.iter().map(|(name, (_, shape, numbers))| (name.clone(), shape.clone(), *numbers));
-        computed.chain(copied).collect()
+        Ok(Some(Self { vision, folder, weights: BesideFile { from: files, copied, computed } }))
     }
 
     /// Whether a tensor's numbers are not those of the encoder's files.
     pub fn has(&self, name: &str) -> bool {
-        self.computed.values().any(|(spec, _)| spec.name == name)
+        self.weights.has(name)
     }
 
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
-        self.tensors().iter().map(|(_, _, numbers)| numbers.bytes()).sum()
+        self.weights.bytes()
     }
 
     fn settings(&self) -> Result<Value> {
@@ -128,27 +117,7 @@ impl<'a> PairFiles<'a> {
                 staging.copy(name, &path)?;
             }
         }
-        let mut failed = None;
-        let failure = std::cell::RefCell::new(&mut failed);
-        let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| {
-            if let Some((spec, dtype)) = self.computed.get(name) {
-                let values = values(spec, *dtype).map_err(|error| {
-                    let message = error.to_string();
-                    **failure.borrow_mut() = Some(error);
-                    io::Error::other(message)
-                })?;
-                return write_floats(writer, &values, *dtype);
-            }
-            let (stored, ..) = self.copied.get(name).ok_or(io::ErrorKind::NotFound)?;
-            self.files.write(stored, numbers, writer)
-        };
-        let tensors = self.tensors();
-        let done =
-            staging.write(PAIR_WEIGHTS, |writer| write_numbers_by(writer, &tensors, &write, &[("format", "pt")]));
-        match failed {
-            Some(error) => Err(error),
-            None => done,
-        }
+        self.weights.stage(staging, PAIR_WEIGHTS, values)
     }
 }
 

@@ -12,6 +12,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::stamp_check::as_set;
 use super::stamp_settings::{BACKEND_WORD, NEVER, is_compared, is_recorded_if_set};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{Config, nearest, schema};
@@ -149,7 +150,7 @@ impl Stamp {
         let keys = keys.filter(|key| *key != BACKEND_WORD || (saved.contains_key(*key) && !other_kernels));
         let differences = keys.filter_map(|key| {
             let (saved, now) = (saved.get(key).unwrap_or(&nothing), now.get(key).unwrap_or(&nothing));
-            (saved != now).then(|| Difference { key: key.clone(), saved: show(saved), now: show(now) })
+            (saved != now).then(|| Difference { key: key.clone(), saved: show(key, saved), now: show(key, now) })
         });
         // The same rows in each step: then it makes no difference how many ranks share them.
         let rows = |fields: &BTreeMap<String, Value>| -> Option<u64> {
@@ -227,9 +228,10 @@ fn distinct(mut values: Vec<f64>) -> String {
     values.iter().map(f64::to_string).collect::<Vec<_>>().join("/")
 }
 
-fn show(value: &Value) -> String {
+/// A field's value for people.
+pub fn show(key: &str, value: &Value) -> String {
     match value {
-        Value::String(text) => text.clone(),
+        Value::String(text) => as_set(key, text),
         other => other.to_string(),
     }
 }

@@ -10,9 +10,11 @@ use tunesmith_model::quantize::Held;
 
 /// The field with the hash of the base model's weights.
 pub const BASE_MODEL: &str = "base_model";
+/// The field with the form of the base's matrices.
+const QUANTIZATION: &str = "quantization";
 
 /// Fields that a merge compares, and that `--allow` may let differ.
-pub const MAY_DIFFER: [&str; 6] = ["backend", BASE_MODEL, "chat_template", "dtype", "quantization", "tokenizer"];
+pub const MAY_DIFFER: [&str; 6] = ["backend", BASE_MODEL, "chat_template", "dtype", QUANTIZATION, "tokenizer"];
 
 /// The stamp of an adapter's run. Stamps of other versions may lack fields; such fields are not compared.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ impl AdapterStamp {
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: the field is not of this version.
     pub fn held(&self) -> Result<Option<Held>> {
-        let Some(text) = self.field("quantization") else { return Ok(None) };
+        let Some(text) = self.field(QUANTIZATION) else { return Ok(None) };
         Held::parse(text).ok_or_else(|| {
             Error::checkpoint(format!("{}: quantization: {text:?} is no form of this version", self.path.display()))
                 .hint("use the version of tunesmith that trained the adapter, or a newer one")
@@ -68,6 +70,7 @@ impl AdapterStamp {
     pub fn compare(&self, dir: &Path, now: &[(&str, String)], allow: &[String]) -> Result<Vec<String>> {
         let differ = now.iter().filter_map(|(key, now)| {
             let trained = self.field(key).filter(|trained| trained != now)?;
+            let (trained, now) = (as_set(key, trained), as_set(key, now));
             Some((*key, format!("{key}: {trained} in its backend.json, {now} here")))
         });
         let (passed, refused): (Vec<_>, Vec<_>) =
@@ -89,6 +92,11 @@ impl AdapterStamp {
             error.hint(known)
         })
     }
+}
+
+/// The text of a stamp's field as a configuration has it.
+pub fn as_set(key: &str, text: &str) -> String {
+    if key == QUANTIZATION { Held::as_set(text) } else { text.to_owned() }
 }
 
 /// Checks that every field in `--allow` is one of the `compared` fields.

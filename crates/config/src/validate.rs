@@ -380,12 +380,6 @@ fn vision(resolved: &Resolved) -> Result<()> {
         "an encoder that is not loaded sees nothing; remove one of them",
     )?;
     resolved.refuse_if(
-        vision.world.encoder.is_some() && !tuning.mode.adapts(),
-        "vision.world.encoder",
-        "tuning.mode",
-        "not yet: its projector is saved with an adapter alone; set tuning.mode: lora, with tuning.freeze_language: true to train the projector alone",
-    )?;
-    resolved.refuse_if(
         !tuning.freeze_vision && tuning.vision_unfreeze_layers > 0,
         "tuning.freeze_vision",
         "tuning.vision_unfreeze_layers",

@@ -46,6 +46,14 @@ pub trait Pictures: Debug + Send + Sync {
     /// read meanwhile. What was announced before is forgotten.
     fn read_ahead(&self, _files: Vec<String>) {}
 
+    /// Makes anew what [`Self::pixels`] reads of pictures and was damaged. Says whether any was.
+    ///
+    /// # Errors
+    /// It cannot be made again.
+    fn mend(&self, _files: &[&str]) -> Result<bool> {
+        Ok(false)
+    }
+
     /// A picture's content and size.
     ///
     /// # Errors
@@ -204,7 +212,11 @@ impl ChatPictures {
             rows.push(found.tiles.iter().sum());
             files.push(file);
         }
-        Ok(Self { files, rows, texts, place, token, world: pictures.world(), bos: bos(tokenizer) })
+        let world = pictures.world();
+        for token in world.iter().flat_map(|world| world.tokens) {
+            text_of(token)?;
+        }
+        Ok(Self { files, rows, texts, place, token, world, bos: bos(tokenizer) })
     }
 
     /// The conversation as the template can read it: if it reads no parts, each becomes text, and a picture what stands for it.

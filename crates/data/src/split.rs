@@ -308,7 +308,13 @@ impl Split {
             }
             Ok(images)
         };
-        indices.par_iter().map(of).collect()
+        // Not inside of `of`: a thread that waits for others must not be one that they wait for.
+        let read = || -> Result<Vec<Vec<Vec<ImageRows>>>> { indices.par_iter().map(of).collect() };
+        read().or_else(|error| {
+            let shown = indices.iter().flat_map(|&index| self.pictures(index)).flatten();
+            let files: BTreeSet<&str> = shown.map(|shown| shown.file.as_str()).collect();
+            if pictures.mend(&files.into_iter().collect::<Vec<_>>())? { read() } else { Err(error) }
+        })
     }
 
     /// Has the pictures of examples read meanwhile, which [`Self::images`] will be asked for next.

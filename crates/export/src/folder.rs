@@ -10,7 +10,7 @@ use super::merge::{Merged, fits};
 use super::requantize::{Loss, Requantization};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_checkpoint::pair::PairFiles;
+use tunesmith_checkpoint::encoders::EncoderFiles;
 use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
@@ -173,8 +173,8 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
     let plan = form.plan(merged, wrapping)?;
-    let pair = PairFiles::of(merged.arch.vision.as_deref(), &|name| merged.changes(name), form.dtype)?;
-    let beside = pair.as_ref().map_or(0, PairFiles::bytes);
+    let encoders = EncoderFiles::of(merged.arch.vision.as_deref(), &|name| merged.changes(name), form.dtype)?;
+    let beside = encoders.bytes();
     let total = plan.iter().map(|planned| form.bytes(planned)).sum::<u64>() + beside;
     preflight(target, total + folder::companion_bytes(form.tokenizer) + (1 << 20), FILES + total / form.shard_bytes)?;
     let mut shards: Vec<Vec<Planned>> = vec![Vec::new()];
@@ -205,10 +205,8 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
                 stacking: Stacking::NONE,
             },
         )?;
-        if let Some(pair) = &pair {
-            let values = |spec: &TensorSpec, dtype| fits(&spec.name, merged.values(spec)?, dtype);
-            pair.stage(staging, &values)?;
-        }
+        let values = |spec: &TensorSpec, dtype| fits(&spec.name, merged.values(spec)?, dtype);
+        encoders.stage(staging, &values)?;
         if let Some(card) = form.card {
             staging.write("README.md", |writer| writer.write_all(card.as_bytes()))?;
         }

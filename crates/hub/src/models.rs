@@ -5,6 +5,7 @@ use super::checkout::{Checkout, Snapshot};
 use super::{Destination, Hub, Repo, RepoKind};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::COMPANIONS;
+use tunesmith_config::vision::ENCODER_FILES;
 
 /// The part of a model to download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,12 @@ impl Hub<'_> {
             return Err(checkout.repo().error(format!("{name} has no {CONFIG}, as a model has it")).hint(hint));
         }
         let mut wanted: Vec<&str> = [CONFIG].into_iter().chain(COMPANIONS).filter(|path| checkout.has(path)).collect();
+        for [settings, weights] in ENCODER_FILES {
+            if checkout.has(settings) {
+                wanted.push(settings);
+                wanted.extend((part == Part::Whole && checkout.has(weights)).then_some(weights));
+            }
+        }
         let is_sharded = !checkout.has(SINGLE) && checkout.has(INDEX);
         match part {
             Part::Description => {

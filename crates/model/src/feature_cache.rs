@@ -1,9 +1,10 @@
 //! Features of images on disk: the output of a frozen image encoder, by the content of the images' files.
 //!
 //! A folder holds the features of one encoder and one way to prepare images. Its files are safetensors of many images.
-//! Each image has a tensor, named by the hash of its file, and a digest. A file is written under a temporary name,
-//! synced and renamed, so that it is complete or absent, and runs may share the folder. Files that cannot be read and
-//! images whose features are damaged are skipped ([`FeatureCache::forget_damaged`]), and these images are encoded again.
+//! Each image has a tensor, named by the hash of its file, and a digest, which is checked whenever it is read. A file is
+//! written under a temporary name, synced and renamed, so that it is complete or absent, and runs may share the folder.
+//! Files that cannot be read are skipped, and damaged features forgotten ([`FeatureCache::forget_damaged`]): these images
+//! are encoded again.
 //! A process that encodes a part of the images holds a lock on it, so that ranks and runs share the work
 //! ([`FeatureCache::claim`]).
 //!

@@ -56,7 +56,7 @@ mod tiled_branch;
 mod tiles;
 mod values;
 pub mod vision;
-mod vision_files;
+pub mod vision_files;
 pub mod weight;
 pub mod weights;
 

@@ -80,6 +80,20 @@ impl Held {
         format!("{}{except}", self.how.describe())
     }
 
+    /// What [`Held::describe`] has written, with the keys of a configuration, such as `nf4 with double_quant: true`.
+    pub fn as_set(text: &str) -> String {
+        let Some(Some(held)) = Self::parse(text) else { return text.to_owned() };
+        let Self { how: How { format, double }, skip } = &held;
+        if held.how.setting() == Quantization::Auto {
+            return held.in_words();
+        }
+        let double = matches!(format, Format::Nf4 | Format::Fp4).then(|| format!("double_quant: {double}"));
+        let skip = (!skip.is_empty()).then(|| format!("quantization_skip_modules: [{}]", skip.join(", ")));
+        let more: Vec<String> = double.into_iter().chain(skip).collect();
+        let with = if more.is_empty() { "" } else { " with " };
+        format!("{}{with}{}", format.name(), more.join(" and "))
+    }
+
     /// What [`Held::describe`] has written; nothing where it has not.
     pub fn parse(text: &str) -> Option<Option<Self>> {
         if text == "none" {
@@ -129,6 +143,11 @@ mod tests {
             assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));
         }
         assert_eq!(Held::parse(&Held::describe(None)), Some(None));
+        let set = |text: &str| Held::as_set(text);
+        assert_eq!(set("nf4, double true, but for []"), "nf4 with double_quant: true");
+        let skips = r#"fp4, double false, but for ["q_proj", "lm_head"]"#;
+        assert_eq!(set(skips), "fp4 with double_quant: false and quantization_skip_modules: [q_proj, lm_head]");
+        assert_eq!([set("int8, but for []"), set("none"), set("of tomorrow")], ["int8", "none", "of tomorrow"]);
         for text in ["", "nf4", "nf5, double true, but for []", "nf4, but for []", "nf4, double yes, but for []"] {
             assert_eq!(Held::parse(text), None, "{text}");
         }

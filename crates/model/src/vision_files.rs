@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, TensorSpec};
-use tunesmith_config::vision::{VisionArch, WORLD_ENCODER};
+use tunesmith_config::vision::{VisionArch, WORLD_ENCODER, WORLD_PROJECTOR, WORLD_WEIGHTS};
 
 /// The files that hold encoder and connector.
 #[derive(Debug)]
@@ -36,13 +36,16 @@ impl VisionFiles {
             None => weights.map(|weights| weights.beside().ok_or_else(|| no_vision(arch))).transpose()?,
         };
         let encoded = vision.features.is_none();
-        let world = vision.world.as_ref().filter(|_| encoded).map(|world| open_latents(&world.folder)).transpose()?;
+        // A merged model has the projector of its second encoder too.
+        let projects = vision.world.as_ref().is_some_and(|world| world.projector.stored);
+        let world = vision.world.as_ref().filter(|_| encoded || projects);
+        let world = world.map(|world| open_latents(&world.folder).map(Arc::new)).transpose()?;
         let projector = vision.world.iter().flat_map(|world| world.projector.linears());
         let projector: Vec<_> = projector.map(|linear| (linear.name, linear.in_features)).collect();
         let mut stored = BTreeMap::new();
         for spec in vision.tensors() {
-            let drawn = projector.iter().any(|(module, _)| spec.name.starts_with(module.as_str()));
-            let files = if spec.name.starts_with(WORLD_ENCODER) { &world } else { &files };
+            let drawn = spec.name.starts_with(WORLD_PROJECTOR) && !projects;
+            let files = if is_of_world(&spec.name) { &world } else { &files };
             let files = files.as_deref().filter(|_| !drawn);
             let name = files.map(|files| find(files, vision, &spec)).transpose()?;
             stored.insert(spec.name, name.flatten());
@@ -59,7 +62,7 @@ impl VisionFiles {
     }
 
     fn place(&self, name: &str) -> Option<(&WeightFiles, &str)> {
-        let files = if name.starts_with(WORLD_ENCODER) { &self.world } else { &self.files };
+        let files = if is_of_world(name) { &self.world } else { &self.files };
         Some((files.as_deref()?, self.stored.get(name)?.as_deref()?))
     }
 
@@ -108,9 +111,17 @@ impl VisionFiles {
     }
 }
 
-/// The weights that diffusers writes into a folder.
-fn open_latents(folder: &Path) -> Result<Arc<WeightFiles>> {
-    WeightFiles::open_file(&folder.join("diffusion_pytorch_model.safetensors")).map(Arc::new)
+fn is_of_world(name: &str) -> bool {
+    name.starts_with(WORLD_ENCODER) || name.starts_with(WORLD_PROJECTOR)
+}
+
+/// The weights of a second encoder: those that diffusers writes into a folder, or a merged model's file.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Model`]: the file cannot be read.
+pub fn open_latents(folder: &Path) -> Result<WeightFiles> {
+    let file = folder.join("diffusion_pytorch_model.safetensors");
+    WeightFiles::open_file(if folder.ends_with(WORLD_WEIGHTS) { folder } else { &file })
 }
 
 /// The name of a tensor in the files; nothing for one that no checkpoint has.

@@ -126,7 +126,7 @@ fn trained(prepared: &Prepared) -> Vec<(String, String)> {
             Some(format) => format!("{}: {matrices}, as the checkpoint has them", format.describe()),
             None => format!("{}: {matrices}", how.describe()),
         };
-        if source.weights.as_ref().is_some_and(WeightFiles::has_activation_scales) {
+        if source.weights.as_deref().is_some_and(WeightFiles::has_activation_scales) {
             text.push_str("; its scales of activations are ignored, since activations are not quantized");
         }
         facts.push(("base".to_owned(), text));

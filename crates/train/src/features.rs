@@ -2,41 +2,33 @@
 //! features are cached on disk ([`FeatureCache`]). The model is then loaded without it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, RwLock};
 
 use rayon::prelude::*;
 
-use super::ahead::{Ahead, ReadPixels};
 use super::engine;
+use super::feature_maker::FeatureMaker;
 use super::model_source::{Described, ModelSource};
-use super::run_pictures::{Computed, Identity, PictureSource};
+use super::run_pictures::{Computed, Identity};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, disk};
 use tunesmith_base::memory::human_bytes;
 use tunesmith_base::words::count;
 use tunesmith_config::vision::{Features, VisionArch};
-use tunesmith_config::{Config, ConfigValue as _, Resolved};
-use tunesmith_data::{self as data, Dataset, PictureFiles, Pictures as _, Split, split_world};
+use tunesmith_config::{Config, Resolved};
+use tunesmith_data::{self as data, Dataset, Split};
 use tunesmith_device::memory::{self, Budget};
+use tunesmith_model::device;
 use tunesmith_model::feature_cache::FeatureCache;
-use tunesmith_model::{PictureEncoder, device};
-use tunesmith_ops::simd;
 use tunesmith_telemetry::progress::{Event, Observer};
-
-/// The parts that pictures are encoded in, so that ranks share the work.
-const PARTS: usize = 32;
-/// The most bytes of features of a part: a file of the cache.
-const PART_BYTES: usize = 128 << 20;
-/// How long a rank sleeps before it looks again what others have encoded.
-const OTHERS: Duration = Duration::from_millis(100);
 
 /// What is done about features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compute {
     /// What a run does: `vision.cache_features` and the sizes decide.
     AsConfigured,
-    /// They are computed, whatever the configuration says of how often pictures are seen.
+    /// They are computed, whatever the configuration says of how often pictures are seen, and those that are there are checked. A
+    /// run checks them when it reads them.
     Always,
     /// As configured, but nothing is computed: for predictions, which look at sizes alone.
     Assume,
@@ -190,14 +182,15 @@ impl ModelSource {
         let own = identities.iter().filter(|(_, identity)| !identity.world).map(|(_, identity)| &identity.content);
         let pictures_known = own.collect::<BTreeSet<_>>().len();
         let mut kept = KeptFeatures { pictures: pictures_known, computed: 0, bytes, dir: PathBuf::new() };
-        let cache = if how == Compute::Assume {
+        let cached = if how == Compute::Assume {
             if too_large(config, &root, bytes).is_some() && !asked {
                 return Ok(None);
             }
             None
         } else {
-            let mut cache = FeatureCache::open(&root, &self.features_key(config, &pictures.source.files, features)?);
-            let damaged = cache.forget_damaged(&known);
+            let maker = FeatureMaker::of(self, config, &pictures.source.files, features)?;
+            let mut cache = FeatureCache::open(&root, maker.key());
+            let damaged = if how == Compute::Always { cache.forget_damaged(&known) } else { 0 };
             let missing: u64 =
                 known.iter().filter(|(content, _)| !cache.has(content)).map(|(_, &n)| 4 * n as u64).sum();
             if let Some(why) = too_large(config, &root, missing) {
@@ -218,121 +211,16 @@ impl ModelSource {
                 one_each.entry(&identity.content).or_insert((file.as_str(), identity));
             }
             let one_each: Vec<_> = one_each.into_values().collect();
-            kept.computed = self.encode(config, &pictures.source, features, &one_each, &mut cache, observer)?;
+            kept.computed = maker.encode(&pictures.source, &one_each, &mut cache, observer)?;
             cache.dir().clone_into(&mut kept.dir);
-            Some(cache)
+            Some((RwLock::new(cache), maker))
         };
         let pictures_by_name = identities.into_iter().collect();
-        let computed = Computed { arch: Arc::clone(&vision), features, pictures: pictures_by_name, cache };
+        let computed = Computed { arch: Arc::clone(&vision), features, pictures: pictures_by_name, cached };
         if pictures.source.computed.set(computed).is_ok() {
             let behind = VisionArch { features: Some(features), ..(*vision).clone() };
             self.model_arch.vision = Some(Arc::new(behind));
         }
         Ok(Some(kept))
-    }
-
-    /// All that features depend on besides the pictures' content.
-    fn features_key(&self, config: &Config, files: &PictureFiles, features: Features) -> Result<String> {
-        let vision = self.arch.vision.as_ref();
-        let world = vision.and_then(|vision| vision.world.as_ref()).map(|world| format!("{:?}", world.encoder));
-        let parts = [
-            PictureEncoder::fingerprint(&self.base(), features)?,
-            files.processing(),
-            format!("{:?} {features:?}", vision.map(|vision| (&vision.encoder, &vision.connector))),
-            format!("{} {} {}", config.model.dtype.to_json(), config.train.bf16, config.train.fp16),
-            format!("{:?} {:?} {:?}", self.device, device::kernels(self.device, config), simd::level()),
-        ];
-        let parts: Vec<String> = parts.into_iter().chain(world).collect();
-        Ok(parts.join("\n"))
-    }
-
-    /// Encodes the pictures that the cache lacks; gives their number. Others who need them, such as further ranks of this machine,
-    /// encode parts of them meanwhile. Pictures are read on all threads while others are encoded.
-    fn encode(
-        &self,
-        config: &Config,
-        source: &Arc<PictureSource>,
-        features: Features,
-        pictures: &[(&str, &Identity)],
-        cache: &mut FeatureCache,
-        observer: &dyn Observer,
-    ) -> Result<usize> {
-        let lacks = |cache: &FeatureCache, part: &[(&str, &Identity)]| -> Vec<String> {
-            let missing = part.iter().filter(|(_, identity)| !cache.has(&identity.content));
-            missing.map(|(file, _)| (*file).to_owned()).collect()
-        };
-        let missing = lacks(cache, pictures);
-        if missing.is_empty() {
-            return Ok(0);
-        }
-        // A picture that both encoders read is one.
-        let missing = missing.iter().map(|file| split_world(file).0).collect::<BTreeSet<_>>().len();
-        let contents: BTreeMap<&str, &str> =
-            pictures.iter().map(|(file, identity)| (*file, identity.content.as_str())).collect();
-        let mut encoder = None;
-        let mut open: Vec<&[(&str, &Identity)]> = self.parts(pictures, features);
-        observer.event(&Event::Phase("loading the image encoder"));
-        observer.begin("encoding pictures", missing as u64);
-        while !open.is_empty() {
-            let mut claimed = false;
-            for part in std::mem::take(&mut open) {
-                if lacks(cache, part).is_empty() {
-                    continue;
-                }
-                let names: Vec<&str> = part.iter().map(|(_, identity)| identity.content.as_str()).collect();
-                let Some(_claim) = cache.claim(&names.concat())? else {
-                    open.push(part);
-                    continue;
-                };
-                claimed = true;
-                cache.refresh();
-                let files = lacks(cache, part);
-                if files.is_empty() {
-                    continue;
-                }
-                if encoder.is_none() {
-                    let weights = self.weights.as_ref();
-                    let loaded = PictureEncoder::load(&self.arch, weights, config, &self.stack, features)?;
-                    encoder = Some(loaded);
-                }
-                let Some(encoder) = &encoder else { continue };
-                let source = Arc::clone(source);
-                let read: ReadPixels = Arc::new(move |file| source.files.pixels(file));
-                let ahead = Ahead::of(files.clone(), rayon::current_num_threads(), Arc::clone(&read));
-                for file in &files {
-                    let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
-                    let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("picture {file}")))?;
-                    cache.add(contents[file.as_str()].to_owned(), encoded)?;
-                    observer.advance(u64::from(!split_world(file).1));
-                }
-                cache.flush()?;
-            }
-            if !open.is_empty() && !claimed {
-                std::thread::sleep(OTHERS);
-                cache.refresh();
-            }
-        }
-        observer.end();
-        Ok(missing)
-    }
-
-    /// The pictures in parts of about as many bytes of features, which whoever shares the cache makes alike.
-    fn parts<'a>(
-        &self,
-        pictures: &'a [(&'a str, &'a Identity)],
-        features: Features,
-    ) -> Vec<&'a [(&'a str, &'a Identity)]> {
-        let Some(vision) = &self.arch.vision else { return Vec::new() };
-        let bytes: Vec<usize> = pictures.iter().map(|(_, identity)| 4 * identity.numbers(vision, features)).collect();
-        let limit = (bytes.iter().sum::<usize>() / PARTS).clamp(1, PART_BYTES);
-        let (mut parts, mut first, mut filled) = (Vec::new(), 0, 0);
-        for (at, bytes) in bytes.iter().enumerate() {
-            filled += bytes;
-            if filled >= limit || at + 1 == pictures.len() {
-                parts.push(&pictures[first..=at]);
-                (first, filled) = (at + 1, 0);
-            }
-        }
-        parts
     }
 }

@@ -222,7 +222,9 @@ impl FinishedRun<'_> {
             let (before, after) = exact_matches(samples);
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
         }
-        let is_pair = source.arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some());
+        let vision = source.arch.vision.as_ref();
+        let is_pair = vision.is_some_and(|vision| vision.folder.is_some());
+        let has_world = vision.is_some_and(|vision| vision.world.is_some());
         match plan.model.mode {
             Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
@@ -230,10 +232,14 @@ impl FinishedRun<'_> {
                 // Transformers has no class for an encoder and a decoder of two checkpoints.
                 if is_pair {
                     fact("load in Python", format!("scripts/load_pair.py: load(\"{dir}\")"));
-                    fact("train further", format!("model.name={dir}, without vision.encoder"));
                 } else {
                     let class = if source.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
                     fact("load in Transformers", format!("AutoModelFor{class}.from_pretrained(\"{dir}\")"));
+                }
+                let keys = [(is_pair, "vision.encoder"), (has_world, "vision.world")];
+                let keys: Vec<&str> = keys.into_iter().filter(|(has, _)| *has).map(|(_, key)| key).collect();
+                if !keys.is_empty() {
+                    fact("train further", format!("model.name={dir}, without {}", keys.join(" and ")));
                 }
             }
             _ => {

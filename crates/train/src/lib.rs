@@ -11,6 +11,7 @@ pub mod data_summary;
 mod divergence;
 pub mod engine;
 mod evaluation;
+mod feature_maker;
 pub mod features;
 mod finish;
 mod load;

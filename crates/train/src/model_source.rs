@@ -55,11 +55,11 @@ pub struct ModelSource {
     /// As `arch`, but for what features of pictures make unnecessary ([`ModelSource::compute_features`]): what is loaded.
     pub model_arch: Arch,
     /// Its weights; `None` if they are random.
-    pub weights: Option<WeightFiles>,
+    pub weights: Option<Arc<WeightFiles>>,
     /// The other parts of a multimodal model.
     pub wrapping: Option<Wrapping>,
     /// The adapters of `tuning.adapters`, merged in memory.
-    pub stack: Stack,
+    pub stack: Arc<Stack>,
     /// Hashes of these adapters, for the stamp.
     pub stack_hashes: Vec<String>,
     /// Where adapters go; empty when weights of the model itself are trained.
@@ -199,9 +199,9 @@ impl Described {
             device,
             model_arch: arch.clone(),
             arch,
-            weights,
+            weights: weights.map(Arc::new),
             wrapping,
-            stack,
+            stack: Arc::new(stack),
             stack_hashes,
             placements,
             trained,
@@ -237,13 +237,13 @@ impl ModelSource {
     }
 
     /// Predicts the memory of this model.
-    pub const fn memory(&self) -> MemoryModel<'_> {
-        MemoryModel::new(&self.config, &self.model_arch, self.weights.as_ref(), self.device)
+    pub fn memory(&self) -> MemoryModel<'_> {
+        MemoryModel::new(&self.config, &self.model_arch, self.weights.as_deref(), self.device)
     }
 
     /// Reads tensors of the base model, with the adapters merged.
-    pub const fn base(&self) -> Source<'_> {
-        Source { arch: &self.arch, weights: self.weights.as_ref(), config: &self.config, stack: &self.stack }
+    pub fn base(&self) -> Source<'_> {
+        Source { arch: &self.arch, weights: self.weights.as_deref(), config: &self.config, stack: &self.stack }
     }
 
     /// How the base is quantized; `None` if it is not.
@@ -251,15 +251,15 @@ impl ModelSource {
     /// # Errors
     /// The configuration and the model's files contradict each other.
     pub fn quantization(&self) -> Result<Option<How>> {
-        quantize::resolve(&self.arch, &self.config, self.weights.as_ref())
+        quantize::resolve(&self.arch, &self.config, self.weights.as_deref())
     }
 
     /// Number of matrices of the base that quantization covers.
     pub fn quantized_matrices(&self) -> usize {
-        let kept = quantize::kept(&self.arch, &self.config, self.weights.as_ref()).map_or(0, |kept| kept.len());
+        let kept = quantize::kept(&self.arch, &self.config, self.weights.as_deref()).map_or(0, |kept| kept.len());
         match self.quantization() {
             Ok(Some(how)) if how.format.is_makers() => kept,
-            _ => quantize::coded(&self.arch, &self.config, self.weights.as_ref()).map_or(0, |coded| coded.len()),
+            _ => quantize::coded(&self.arch, &self.config, self.weights.as_deref()).map_or(0, |coded| coded.len()),
         }
     }
 
@@ -280,7 +280,7 @@ impl ModelSource {
         let stored = || {
             let mut matrices = self.arch.tensors().into_iter().filter(|spec| spec.shape.len() > 1);
             let untouched = self.stack.leaves_base();
-            untouched && self.weights.as_ref().is_some_and(|files| matrices.any(|spec| files.is_bf16(&spec.name)))
+            untouched && self.weights.as_deref().is_some_and(|files| matrices.any(|spec| files.is_bf16(&spec.name)))
         };
         let narrow = self.config.tuning.mode != Mode::Full
             && match self.config.model.dtype {
@@ -310,7 +310,7 @@ impl ModelSource {
     /// # Errors
     /// The weights cannot be read.
     pub fn load(&self, gatherer: Option<&Gatherer>) -> Result<Model> {
-        let (weights, cache) = (self.weights.as_ref(), self.quantized_cache()?);
+        let (weights, cache) = (self.weights.as_deref(), self.quantized_cache()?);
         let shards = gatherer.map(Gatherer::shards).unwrap_or_default();
         let mut model = Model::load_with(&self.model_arch, weights, &self.config, &self.stack, cache, shards)?;
         if let Some(adapter) = &self.adapter {
@@ -328,7 +328,7 @@ impl ModelSource {
     /// The cache of quantized matrices; `None` if the base is not quantized, or used as it is on disk.
     fn quantized_cache(&self) -> Result<Option<Cache<'_>>> {
         let coded = |files: &&WeightFiles| files.quantization().is_none_or(Format::is_makers);
-        let dense = self.weights.as_ref().filter(|_| self.config.data.use_cache).filter(coded);
+        let dense = self.weights.as_deref().filter(|_| self.config.data.use_cache).filter(coded);
         let root = self.config.data.cache_dir.clone().or_else(tunesmith_base::files::user_cache);
         match (self.quantization()?, dense, root) {
             // FP8 is coded as fast as it is read.

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use super::rank_settings::COMMUNICATION;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_checkpoint::stamp::show;
 use tunesmith_comm::rendezvous::ranks;
 use tunesmith_comm::{Collectives, bytes};
 use tunesmith_parallel::replicas::hash;
@@ -28,11 +29,11 @@ impl Session<'_> {
         if self.comm.world().size == 1 {
             return Ok(());
         }
-        let words = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let mut claims: Claims = self.stamp.fields()?.iter().map(|(key, value)| (key.clone(), words(value))).collect();
+        let words = |(key, value): (&String, &serde_json::Value)| (key.clone(), show(key, value));
+        let mut claims: Claims = self.stamp.fields()?.iter().map(words).collect();
         claims.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
         let settings = self.plan.settings.iter().filter(|setting| COMMUNICATION.contains(&&*setting.key));
-        claims.extend(settings.map(|setting| (setting.key.clone(), words(&setting.value))));
+        claims.extend(settings.map(|setting| words((&setting.key, &setting.value))));
         if !self.sharing.shares_values() {
             let start = format!("hash {:016x}", hash(bytes::of(&self.model.params.values().to_host())));
             claims.insert("starting values".into(), start);

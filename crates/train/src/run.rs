@@ -137,6 +137,7 @@ fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<RunOutcome> 
             session.evaluate()?;
             save::update_best_pointer(session)?;
         }
+        session.report_mended_features();
         let stop = session.stop_requested()?;
         let outcome = match session.state.step {
             step if step >= total => Some(RunOutcome::Completed),

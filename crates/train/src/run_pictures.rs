@@ -1,9 +1,12 @@
 //! The images of a run, as pixels or as features that have been computed.
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::ahead::Ahead;
-use tunesmith_base::error::Result;
+use super::feature_maker::FeatureMaker;
+use tunesmith_base::error::{Error, Kind, Result};
+use tunesmith_base::words::count;
 use tunesmith_config::vision::{ChatImages, Features, VisionArch};
 use tunesmith_data::{PictureFiles, PictureLook, PictureRows, Pictures, WorldRows, split_world};
 use tunesmith_model::feature_cache::FeatureCache;
@@ -15,6 +18,16 @@ pub struct RunPictures {
     pub(crate) source: Arc<PictureSource>,
     /// Those that the next step will ask for.
     ahead: Mutex<Option<Arc<Ahead>>>,
+    note: Mutex<Note>,
+}
+
+/// What is to be said about damaged features: once a run.
+#[derive(Debug, Default)]
+enum Note {
+    #[default]
+    Nothing,
+    New(String),
+    Said,
 }
 
 /// Where pictures come from.
@@ -31,12 +44,12 @@ pub(crate) struct Computed {
     pub features: Features,
     /// By name of the picture.
     pub pictures: BTreeMap<String, Identity>,
-    /// `None` where only sizes matter: features are then zeros.
-    pub cache: Option<FeatureCache>,
+    /// The features, and what computes damaged ones again; `None` where only sizes matter: features are then zeros.
+    pub cached: Option<(RwLock<FeatureCache>, FeatureMaker)>,
 }
 
 /// What of a picture must be known to find its features.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Identity {
     pub content: String,
     pub layout: Layout,
@@ -48,7 +61,20 @@ impl RunPictures {
     /// Of these files.
     pub fn new(files: PictureFiles) -> Self {
         let source = PictureSource { files, computed: OnceLock::new() };
-        Self { source: Arc::new(source), ahead: Mutex::new(None) }
+        Self { source: Arc::new(source), ahead: Mutex::new(None), note: Mutex::default() }
+    }
+
+    /// What is to be said about damaged features, if it was not said yet.
+    pub fn take_note(&self) -> Option<String> {
+        let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *note {
+            Note::New(text) => {
+                let text = std::mem::take(text);
+                *note = Note::Said;
+                Some(text)
+            }
+            Note::Nothing | Note::Said => None,
+        }
     }
 }
 
@@ -91,6 +117,16 @@ impl Pictures for RunPictures {
         drop(before);
     }
 
+    fn mend(&self, files: &[&str]) -> Result<bool> {
+        let Some(computed) = self.source.computed.get() else { return Ok(false) };
+        let Some(what) = computed.mend(&self.source, files)? else { return Ok(false) };
+        let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*note, Note::Nothing) {
+            *note = Note::New(format!("{what}: damaged features are computed again"));
+        }
+        Ok(true)
+    }
+
     fn look(&self, file: &str) -> Result<PictureLook> {
         self.source.files.look(file)
     }
@@ -130,20 +166,57 @@ impl Identity {
 }
 
 impl Computed {
+    fn identity(&self, files: &PictureFiles, file: &str) -> Result<Cow<'_, Identity>> {
+        match self.pictures.get(file) {
+            Some(picture) => Ok(Cow::Borrowed(picture)),
+            None => Identity::of(files, file).map(Cow::Owned),
+        }
+    }
+
     fn pixels(&self, files: &PictureFiles, file: &str) -> Result<Pixels> {
-        let found;
-        let picture = if let Some(picture) = self.pictures.get(file) {
-            picture
-        } else {
-            found = Identity::of(files, file)?;
-            &found
-        };
+        let picture = self.identity(files, file)?;
         let numbers = picture.numbers(&self.arch, self.features);
-        let patches = match &self.cache {
-            Some(cache) => cache.read(&picture.content, numbers)?,
+        let patches = match &self.cached {
+            Some((cache, _)) => cache.read().unwrap_or_else(PoisonError::into_inner).read(&picture.content, numbers)?,
             None => vec![0.0; numbers],
         };
-        let Layout { tiles, joined, .. } = picture.layout.clone();
-        Ok(Pixels { patches, tiles, joined, world: picture.world })
+        let Layout { tiles, joined, .. } = picture.into_owned().layout;
+        Ok(Pixels { patches, tiles, joined, world: split_world(file).1 })
+    }
+
+    /// Computes those features of these pictures again that cannot be read. Says what was damaged, if anything was.
+    fn mend(&self, source: &Arc<PictureSource>, files: &[&str]) -> Result<Option<String>> {
+        let Some((cache, maker)) = &self.cached else { return Ok(None) };
+        let mut cache = cache.write().unwrap_or_else(PoisonError::into_inner);
+        let mut damaged = BTreeMap::new();
+        for &file in files {
+            let picture = self.identity(&source.files, file)?;
+            if cache.read(&picture.content, picture.numbers(&self.arch, self.features)).is_err() {
+                damaged.insert(picture.content.clone(), (file, picture));
+            }
+        }
+        if damaged.is_empty() {
+            return Ok(None);
+        }
+        let what = format!("{}: damaged features of {}", cache.dir().display(), count(damaged.len(), "picture"));
+        let mut mend = || {
+            for (content, (file, _)) in &damaged {
+                if Identity::of(&source.files, file)?.content != *content {
+                    let name = split_world(file).0;
+                    return Err(Error::data(format!("picture {name}: the file has changed since the run began"))
+                        .hint("put the file back that the run began with, or start the run again"));
+                }
+            }
+            let pictures: Vec<_> = damaged.values().map(|(file, picture)| (*file, &**picture)).collect();
+            maker.mend(source, &pictures, &mut cache)
+        };
+        mend().map_err(|error: Error| {
+            match error.kind() {
+                Kind::Memory => error.hint("tunesmith encode computes them again, without the model in memory"),
+                _ => error,
+            }
+            .context(format!("{what}, which cannot be computed again"))
+        })?;
+        Ok(Some(what))
     }
 }

@@ -10,7 +10,7 @@ use super::run_plan::RunPlan;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_checkpoint::pair::PairFiles;
+use tunesmith_checkpoint::encoders::EncoderFiles;
 use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{
     self as checkpoint, Retention, ShardedState, Snapshot, Weights, folder, own_files, peft, pissa, store,
@@ -63,7 +63,9 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     }
     let written = session.published(|session, trained| {
         let writes = session.writes();
-        let is_pair = session.source.arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some());
+        let vision = session.source.arch.vision.as_ref();
+        // Of which a part has files of its own.
+        let is_pair = vision.is_some_and(|vision| vision.folder.is_some() || vision.world.is_some());
         let Session { plan, source, dataset, model, optimizer, state, stamp, saver, sharing, comm, .. } = session;
         let specs = &model.params.specs[..];
         let gathered = shares.then(|| Gathered::new(&**comm, sharing, optimizer, specs, trained));
@@ -293,13 +295,12 @@ fn stage_model(
 ) -> Result<()> {
     let trained: BTreeSet<&str> = tensors.iter().map(|(name, ..)| name.as_str()).collect();
     let arch = &session.source.arch;
-    let pair = pair_files(session)?;
+    let encoders = encoder_files(session)?;
     let of_model = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
     // Of an encoder and a connector the files have what was not trained, but for a connector that was drawn.
     let params = &session.model.params;
     let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
-    let of_vision = of_vision
-        .filter(|spec| params.find(&spec.name).is_some() || pair.as_ref().is_some_and(|pair| pair.has(&spec.name)));
+    let of_vision = of_vision.filter(|spec| params.find(&spec.name).is_some() || encoders.change(&spec.name));
     let rest = of_model.chain(of_vision.map(|spec| (spec.name, spec.shape)));
     let rest: Vec<_> = rest.filter(|(name, _)| !trained.contains(name.as_str())).collect();
     let sizes: BTreeMap<&str, usize> =
@@ -309,16 +310,16 @@ fn stage_model(
         Some(shares) if params.find(name).is_some() => shares.values(name),
         _ => base.values(name, sizes.get(name).copied().unwrap_or_default()),
     };
-    folder::stage(staging, source, pair.as_ref(), tensors, &folder::LazyTensors { tensors: &rest, fetch: &fetch })
+    folder::stage(staging, source, Some(&encoders), tensors, &folder::LazyTensors { tensors: &rest, fetch: &fetch })
 }
 
-/// The files of the encoder and the connector, of a pair of checkpoints.
-fn pair_files<'a>(session: &'a Session<'_>) -> Result<Option<PairFiles<'a>>> {
+/// The files of the encoder and the connector of a pair, and of a second encoder.
+fn encoder_files<'a>(session: &'a Session<'_>) -> Result<EncoderFiles<'a>> {
     let vision = session.source.arch.vision.as_deref();
     let drawn = vision.filter(|vision| !vision.connector.stored).map(|vision| vision.connector.tensors());
     let is_drawn = |name: &str| drawn.iter().flatten().any(|spec| spec.name == name);
     let changed = |name: &str| session.model.params.find(name).is_some() || is_drawn(name);
-    PairFiles::of(vision, &changed, Some(Dtype::F32))
+    EncoderFiles::of(vision, &changed, Some(Dtype::F32))
 }
 
 /// The text of `tokenizer.json` with `tuning.new_tokens`; `None` without new tokens.
@@ -343,7 +344,7 @@ fn folder_source<'a>(
         template: template.map(data::ChatTemplate::source),
         own_head: Some(&source.arch).filter(|arch| arch.score.is_some() || arch.separated),
         wrapping: source.wrapping.as_ref(),
-        stacking: source.weights.as_ref().map_or(Stacking::NONE, WeightFiles::stacking),
+        stacking: source.weights.as_deref().map_or(Stacking::NONE, WeightFiles::stacking),
     }
 }
 

@@ -158,6 +158,13 @@ impl Session<'_> {
         error.with_more(&saved)
     }
 
+    /// Reports that damaged features of images were computed again.
+    pub fn report_mended_features(&self) {
+        if let Some(note) = self.source.run_pictures.as_ref().and_then(|pictures| pictures.take_note()) {
+            self.observer.event(&Event::Notice(&note));
+        }
+    }
+
     /// Writes a line of `metrics.jsonl`, on the rank that has the file open.
     ///
     /// # Errors

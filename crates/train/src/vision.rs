@@ -7,8 +7,8 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
 use tunesmith_config::vision::{
-    Backend, ChatForm, ChatImages, PAIR_SETTINGS, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS,
-    World, WorldSettings,
+    Backend, ChatForm, ChatImages, PAIR_SETTINGS, Pairing, Processing, Size, VisionArch, VisionTraining,
+    WORLD_SETTINGS, WORLD_TOKENS, World, WorldSettings,
 };
 use tunesmith_config::{
     BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Resolved, Task, WorldConfig, schema,
@@ -92,8 +92,7 @@ impl Sight {
             Some(name) => paired(config, name, seer, part, downloads)?,
             None => (seer.dir.to_owned(), VisionArch::of_model(seer.dir, seer.hidden_size)?),
         };
-        let world = world(config, seer, &vision)?;
-        let vision = VisionArch { world, ..vision };
+        let vision = with_world(config, seer, vision)?;
         let backend = match config.vision.backend {
             ImageBackend::Torchvision => Backend::Torchvision,
             ImageBackend::Pil => Backend::Pil,
@@ -186,11 +185,15 @@ pub(crate) fn refuse_unread(resolved: &Resolved) -> Result<()> {
     Ok(())
 }
 
-/// The configuration for a run's result in `dir`: one that holds a pair needs no `vision.encoder`.
+/// The configuration for a run's result in `dir`: one that holds a pair needs no `vision.encoder`, and one that holds a second
+/// encoder no `vision.world`.
 pub fn of_result(config: &Config, dir: &Path) -> Config {
     let mut config = config.clone();
     if dir.join(PAIR_SETTINGS).is_file() {
         config.vision.encoder = None;
+    }
+    if dir.join(WORLD_SETTINGS).is_file() {
+        config.vision.world = WorldConfig::default();
     }
     config
 }
@@ -200,10 +203,18 @@ pub fn names_encoder(config: &Config) -> bool {
     config.vision.encoder.is_some() || config.vision.world.encoder.is_some()
 }
 
-/// The second encoder that the settings name, beside this one.
-fn world(config: &Config, seer: Seer<'_>, vision: &VisionArch) -> Result<Option<Arc<World>>> {
+/// Encoder and connector with the second encoder that the settings name.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: the settings do not fit the model; [`tunesmith_base::Kind::Model`]: its files cannot be read.
+pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result<VisionArch> {
     let settings: &WorldConfig = &config.vision.world;
-    let Some(folder) = &settings.encoder else { return Ok(None) };
+    let Some(folder) = &settings.encoder else { return Ok(vision) };
+    if vision.world.is_some() {
+        let dir = seer.dir.display();
+        return Err(Error::config(format!("vision.world: {dir} has a second encoder already"))
+            .hint(format!("remove vision.world: {WORLD_SETTINGS} describes the encoder")));
+    }
     if vision.chat.is_none() {
         return Err(Error::config("vision.world: not yet in front of captions without a chat")
             .hint("name a multimodal model, or set vision.image_token"));
@@ -222,7 +233,7 @@ fn world(config: &Config, seer: Seer<'_>, vision: &VisionArch) -> Result<Option<
         image_size: settings.image_size,
     };
     let world = World::open(folder, form, tokens, seer.hidden_size).map_err(|error| error.context("vision.world"))?;
-    Ok(Some(Arc::new(world)))
+    Ok(VisionArch { world: Some(Arc::new(world)), ..vision })
 }
 
 /// The size that pictures get: that of the processor, within the bounds of the configuration.

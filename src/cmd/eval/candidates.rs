@@ -7,7 +7,7 @@ use super::options::Args;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead, Vocabulary};
-use crate::config::vision::{PAIR_SETTINGS, VisionArch};
+use crate::config::vision::{VisionArch, has_encoder};
 use crate::config::{Config, Task};
 use crate::error::{Error, Result};
 use crate::export::merge::{Parts, plain_model};
@@ -114,8 +114,8 @@ impl Candidate {
                 parts.arch.vision.clone_from(&arch.vision);
                 parts.bare(&config.model)
             }
-            // A pair that was trained as a whole has its encoder and connector in its folder.
-            Some(Trained::Model(dir)) if arch.vision.is_some() && dir.join(PAIR_SETTINGS).is_file() => {
+            // A model that was trained as a whole has in its folder what was trained of encoders and connectors.
+            Some(Trained::Model(dir)) if arch.vision.is_some() && has_encoder(dir) => {
                 plain_model(dir, Some(Arc::new(VisionArch::of_model(dir, arch.hidden_size)?)))
             }
             Some(Trained::Model(dir)) => plain_model(dir, arch.vision.clone()),

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
+use tunesmith::checkpoint::stamp_check::as_set;
 use tunesmith::config::arch::{Arch, TensorSpec};
 use tunesmith::model::quantize;
 use tunesmith::model::weights::{WeightFiles, write_safetensors};
@@ -271,9 +272,9 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
     );
     refused(
         &["model.quantization=fp4"],
-        &["quantization: nf4, double true, but for [] in its backend.json, fp4, double true, but for [] here"],
+        &["quantization: nf4 with double_quant: true in its backend.json, fp4 with double_quant: true here"],
     );
-    refused(&["model.double_quant=false"], &["nf4, double true", "nf4, double false"]);
+    refused(&["model.double_quant=false"], &["nf4 with double_quant: true", "nf4 with double_quant: false"]);
     refused(&["tuning.backend=reference"], &["backend: fused in its backend.json, reference here", "--allow backend"]);
     let accepted = path("accepted");
     let text =
@@ -375,6 +376,7 @@ fn a_resume_of_another_run_is_refused_with_both_sides() {
         assert_ne!(saved, now, "{word}");
         let output = train(&config, &[&word, "--resume", "train.max_steps=4"]);
         assert_eq!(output.status.code(), Some(5), "{word}: {}", said(&output));
+        let [saved, now] = [saved, now].map(|text| as_set(key, &text));
         let sides = format!("{key}: {saved} in the checkpoint, {now} now");
         assert!(said(&output).contains(&sides), "{sides}: {}", said(&output));
     }

@@ -144,10 +144,14 @@ impl LatentEncoder {
             Error::model(format!("{}: no such file", path.display()))
                 .hint(format!("the folder must hold {CLASSES} of diffusers: of a pipeline its folder vae"))
         })?;
-        let source = Source::parse(&text, &path)?;
+        Self::of(&Source::parse(&text, &path)?)
+    }
+
+    /// The one that `source` describes.
+    pub(super) fn of(source: &Source<'_>) -> Result<Self> {
         match source.text("_class_name")?.unwrap_or_default() {
-            "AutoencoderKL" => kl(&source),
-            "AutoencoderKLWan" => wan(&source),
+            "AutoencoderKL" => kl(source),
+            "AutoencoderKLWan" => wan(source),
             other => Err(source
                 .not_yet(format!("_class_name {other:?}, an encoder of latents"))
                 .hint(format!("encoders of latents in this version: {CLASSES}"))),

@@ -30,13 +30,15 @@ pub use latents::{
     Convolution, LatentEncoder, LatentLayer, LatentNorm, LatentNormKind, Residual, SpatialAttention, WORLD_ENCODER,
 };
 pub use processing::{Backend, Processing, Resample, Size};
-pub use world::{WORLD_TOKENS, World, WorldSettings};
+pub use world::{WORLD_PROJECTOR, WORLD_SETTINGS, WORLD_TOKENS, WORLD_WEIGHTS, World, WorldSettings};
 
 /// What a folder has that holds both parts of a pair, beside the files of the text model: `vision_config`, `connector_hidden_size`,
 /// `feature_layer`, and `image_token_id`.
 pub const PAIR_SETTINGS: &str = "vision.json";
 /// The tensors of encoder and connector in such a folder: `vision_tower.…` and `multi_modal_projector.…`.
 pub const PAIR_WEIGHTS: &str = "vision.safetensors";
+/// The files next to a model that hold its image encoders: settings and weights of each.
+pub const ENCODER_FILES: [[&str; 2]; 2] = [[PAIR_SETTINGS, PAIR_WEIGHTS], [WORLD_SETTINGS, WORLD_WEIGHTS]];
 
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,6 +100,11 @@ pub struct Mrope {
     pub interleaved: bool,
 }
 
+/// Whether a model's folder has an image encoder in files of its own ([`ENCODER_FILES`]).
+pub fn has_encoder(dir: &Path) -> bool {
+    ENCODER_FILES.iter().any(|[settings, _]| dir.join(settings).is_file())
+}
+
 /// What of a [`VisionArch`] is trained. By default nothing is.
 #[allow(clippy::struct_excessive_bools)] // each is a part
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -119,12 +126,13 @@ pub struct VisionTraining {
 
 impl VisionArch {
     /// Reads the encoder and the connector of a composite checkpoint from `dir/config.json`, such as LLaVA's, or of a merged pair from
-    /// its [`PAIR_SETTINGS`]. `decoder_size` is the decoder's width.
+    /// its [`PAIR_SETTINGS`]; and a merged model's second encoder from its [`WORLD_SETTINGS`]. `decoder_size` is the decoder's width.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: a `model_type` without pictures here, or a form that is not known, by name.
     pub fn of_model(dir: &Path, decoder_size: usize) -> Result<Self> {
-        models::read(dir, decoder_size)
+        let world = World::of_model(dir, decoder_size)?.map(Arc::new);
+        Ok(Self { world, ..models::read(dir, decoder_size)? })
     }
 
     /// Pairs the encoder in a folder of its own with a decoder of that width, through a connector of which no checkpoint has weights.

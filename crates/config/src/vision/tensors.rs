@@ -282,7 +282,10 @@ impl VisionArch {
     /// The names that a tensor may have in the files of a checkpoint, the likeliest first.
     pub fn stored_names(&self, name: &str) -> Vec<String> {
         if let Some(inner) = name.strip_prefix(WORLD_ENCODER) {
-            return LatentEncoder::stored_names(inner);
+            let names = LatentEncoder::stored_names(inner);
+            // Of a file of the encoder alone, or of a merged model.
+            let whole = names.iter().map(|inner| format!("world_encoder.{inner}")).collect();
+            return [names, whole].concat();
         }
         let mut names = vec![name.to_owned()];
         let mut add = |name: String| {

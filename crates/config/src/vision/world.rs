@@ -2,17 +2,26 @@
 //! token (`TheWorld`). The encoder is frozen; the projector behind it is trained.
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
 use super::connector::{Connector, ConnectorKind};
 use super::encoder::Pointwise;
 use super::latents::LatentEncoder;
 use super::processing::{Backend, Processing, Resample, Size};
 use crate::enums::{ProjectionArchitecture, WorldProjection};
+use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
 
 /// The tokens before and behind the rows.
 pub const WORLD_TOKENS: [&str; 2] = ["<start_of_world>", "<end_of_world>"];
-/// The module of the projector.
-const PROJECTOR: &str = "model.world_projector.";
+/// What stands before the names of the projector's tensors in the whole model.
+pub const WORLD_PROJECTOR: &str = "model.world_projector.";
+/// In the folder of a merged model: what describes its second encoder.
+pub const WORLD_SETTINGS: &str = "world.json";
+/// The weights that go with it.
+pub const WORLD_WEIGHTS: &str = "world.safetensors";
+/// The key of [`WORLD_SETTINGS`] with the encoder's own settings, as diffusers has them.
+const ENCODER_CONFIG: &str = "encoder_config";
 
 /// The second encoder, and its projector.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +30,7 @@ pub struct World {
     pub encoder: LatentEncoder,
     /// Whether each channel of the latents is a row, and not each place.
     pub channels: bool,
-    /// From such a row to one of the decoder's. It has no weights in any checkpoint.
+    /// From such a row to one of the decoder's. Only a merged model's files have weights of it.
     pub projector: Connector,
     /// Whether GELU follows the projector.
     pub final_gelu: bool,
@@ -29,7 +38,7 @@ pub struct World {
     pub image_size: usize,
     /// The tokens before and behind the rows ([`WORLD_TOKENS`]).
     pub tokens: [u32; 2],
-    /// The encoder's folder.
+    /// The encoder's folder; of a merged model, the file of its [`WORLD_WEIGHTS`].
     pub folder: PathBuf,
 }
 
@@ -52,20 +61,92 @@ impl World {
     pub fn open(folder: &Path, settings: WorldSettings, tokens: [u32; 2], decoder_size: usize) -> Result<Self> {
         let inner = folder.join("vae");
         let folder = if inner.join("config.json").is_file() { inner } else { folder.to_owned() };
-        let encoder = LatentEncoder::open(&folder)?;
+        Self::before(decoder_size, LatentEncoder::open(&folder)?, settings, tokens, folder)
+            .map_err(|error| error.of_key("image_size", "vision.world.image_size"))
+    }
+
+    /// That of a merged model, which its [`WORLD_SETTINGS`] describe; `None` if it has no second encoder.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the file is not as a merge writes it.
+    pub fn of_model(dir: &Path, decoder_size: usize) -> Result<Option<Self>> {
+        let path = dir.join(WORLD_SETTINGS);
+        let Some(text) = read_text(&path)? else { return Ok(None) };
+        let source = Source::parse(&text, &path)?;
+        let word = |key: &str| source.text(key).map(Option::unwrap_or_default);
+        let (projection, architecture) = (word("projection_mode")?, word("projection_architecture")?);
+        let projection = WorldProjection::ALL.iter().find(|it| it.as_str() == projection);
+        let architecture = ProjectionArchitecture::ALL.iter().find(|it| it.as_str() == architecture);
+        let settings = WorldSettings {
+            projection: *projection
+                .ok_or_else(|| source.mismatch("projection_mode", &WorldProjection::WORDS.join(" or ")))?,
+            architecture: *architecture.ok_or_else(|| {
+                source.mismatch("projection_architecture", &ProjectionArchitecture::WORDS.join(" or "))
+            })?,
+            image_size: source.size_up_to("image_size", None, 4096)?,
+        };
+        let [begin, end] = source.token_ids("token_ids")?[..] else {
+            return Err(source.mismatch("token_ids", "the two tokens around the rows"));
+        };
+        let Some(Value::Object(map)) = source.get(ENCODER_CONFIG) else {
+            return Err(source.mismatch(ENCODER_CONFIG, "an object that describes the encoder"));
+        };
+        let about = Source { origin: source.origin, map: map.clone(), prefix: format!("{ENCODER_CONFIG}.") };
+        let encoder = LatentEncoder::of(&about)?;
+        let mut world = Self::before(decoder_size, encoder, settings, [begin, end], dir.join(WORLD_WEIGHTS))
+            .map_err(|error| error.context(path.display()).with_kind(tunesmith_base::Kind::Model))?;
+        world.projector.stored = true;
+        Ok(Some(world))
+    }
+
+    /// What a merged model's [`WORLD_SETTINGS`] have of it.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the encoder's own settings cannot be read.
+    pub fn settings(&self) -> Result<Value> {
+        let of_model = self.projector.stored;
+        let path = if of_model { self.folder.with_file_name(WORLD_SETTINGS) } else { self.folder.join("config.json") };
+        let text = read_text(&path)?.ok_or_else(|| Error::model(format!("{}: no such file", path.display())))?;
+        let mut about = Source::parse(&text, &path)?.map;
+        let about = if of_model { about.remove(ENCODER_CONFIG).unwrap_or_default() } else { about.into() };
+        let projection = if self.channels { WorldProjection::Channel } else { WorldProjection::Spatial };
+        let architecture = match (&self.projector.kind, self.final_gelu) {
+            (ConnectorKind::Linear { .. }, _) => ProjectionArchitecture::Linear,
+            (_, true) => ProjectionArchitecture::Mlp,
+            (_, false) => ProjectionArchitecture::MlpNoFinalGelu,
+        };
+        Ok(json!({
+            ENCODER_CONFIG: about,
+            "projection_mode": projection.as_str(),
+            "projection_architecture": architecture.as_str(),
+            "image_size": self.image_size,
+            "token_ids": self.tokens,
+        }))
+    }
+
+    /// This encoder before a decoder of that width.
+    fn before(
+        decoder_size: usize,
+        encoder: LatentEncoder,
+        settings: WorldSettings,
+        tokens: [u32; 2],
+        folder: PathBuf,
+    ) -> Result<Self> {
         let WorldSettings { projection, architecture, image_size } = settings;
         if !image_size.is_multiple_of(encoder.shrink) {
             let shrink = encoder.shrink;
             return Err(Error::config(format!(
-                "vision.world.image_size: {image_size}, expected a multiple of {shrink}: the encoder makes one latent of {shrink} pixels"
+                "image_size: {image_size}, expected a multiple of {shrink}: the encoder makes one latent of {shrink} pixels"
             )));
         }
         let channels = projection == WorldProjection::Channel;
         let places = (image_size / encoder.shrink).pow(2);
         let kind = match architecture {
-            ProjectionArchitecture::Linear => ConnectorKind::Linear { name: format!("{PROJECTOR}linear"), bias: true },
+            ProjectionArchitecture::Linear => {
+                ConnectorKind::Linear { name: format!("{WORLD_PROJECTOR}linear"), bias: true }
+            }
             ProjectionArchitecture::Mlp | ProjectionArchitecture::MlpNoFinalGelu => ConnectorKind::Mlp {
-                names: ["linear_1", "linear_2"].map(|name| format!("{PROJECTOR}{name}")),
+                names: ["linear_1", "linear_2"].map(|name| format!("{WORLD_PROJECTOR}{name}")),
                 hidden_size: decoder_size,
                 activation: Pointwise::Gelu,
                 bias: true,

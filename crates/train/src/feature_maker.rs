@@ -1,0 +1,193 @@
+//! Computes features of images. The image encoder is in memory only meanwhile.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::ahead::{Ahead, ReadPixels};
+use super::model_source::ModelSource;
+use super::run_pictures::{Identity, PictureSource};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::Arch;
+use tunesmith_config::vision::Features;
+use tunesmith_config::{Config, ConfigValue as _};
+use tunesmith_data::{PictureFiles, Pictures as _, split_world};
+use tunesmith_device::Device;
+use tunesmith_model::feature_cache::FeatureCache;
+use tunesmith_model::stack::Stack;
+use tunesmith_model::weights::WeightFiles;
+use tunesmith_model::{PictureEncoder, Source, device};
+use tunesmith_ops::simd;
+use tunesmith_telemetry::progress::{Event, Observer, SilentObserver};
+
+/// The parts that pictures are encoded in, so that ranks share the work.
+const PARTS: usize = 32;
+/// The most bytes of features of a part: a file of the cache.
+const PART_BYTES: usize = 128 << 20;
+/// How long a rank sleeps before it looks again what others have encoded.
+const OTHERS: Duration = Duration::from_millis(100);
+
+/// Where the image encoder of a run comes from.
+#[derive(Debug)]
+pub(crate) struct FeatureMaker {
+    arch: Arch,
+    weights: Option<Arc<WeightFiles>>,
+    stack: Arc<Stack>,
+    config: Config,
+    device: Device,
+    features: Features,
+    key: String,
+}
+
+impl FeatureMaker {
+    /// That of this model. Reads the encoder's tensors once.
+    ///
+    /// # Errors
+    /// The encoder's files cannot be read.
+    pub fn of(model: &ModelSource, config: &Config, files: &PictureFiles, features: Features) -> Result<Self> {
+        let mut maker = Self {
+            arch: model.arch.clone(),
+            weights: model.weights.clone(),
+            stack: Arc::clone(&model.stack),
+            config: config.clone(),
+            device: model.device,
+            features,
+            key: String::new(),
+        };
+        maker.key = maker.key_now(files)?;
+        Ok(maker)
+    }
+
+    /// All that features depend on besides the pictures' content.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn key_now(&self, files: &PictureFiles) -> Result<String> {
+        let Self { arch, config, device, features, .. } = self;
+        let base = Source { arch, weights: self.weights.as_deref(), config, stack: &self.stack };
+        let vision = arch.vision.as_ref();
+        let world = vision.and_then(|vision| vision.world.as_ref()).map(|world| format!("{:?}", world.encoder));
+        let parts = [
+            PictureEncoder::fingerprint(&base, *features)?,
+            files.processing(),
+            format!("{:?} {features:?}", vision.map(|vision| (&vision.encoder, &vision.connector))),
+            format!("{} {} {}", config.model.dtype.to_json(), config.train.bf16, config.train.fp16),
+            format!("{device:?} {:?} {:?}", device::kernels(*device, config), simd::level()),
+        ];
+        let parts: Vec<String> = parts.into_iter().chain(world).collect();
+        Ok(parts.join("\n"))
+    }
+
+    /// Encodes these pictures, whose features were damaged since the run began, as they were encoded before it. Others who share the
+    /// cache may have done so meanwhile.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the encoder's files have changed; those of [`Self::encode`].
+    pub fn mend(
+        &self,
+        source: &Arc<PictureSource>,
+        pictures: &[(&str, &Identity)],
+        cache: &mut FeatureCache,
+    ) -> Result<()> {
+        let Some(vision) = &self.arch.vision else { return Ok(()) };
+        let numbers = |identity: &Identity| identity.numbers(vision, self.features);
+        cache.refresh();
+        cache.forget_damaged(&pictures.iter().map(|(_, it)| (it.content.as_str(), numbers(it))).collect());
+        if pictures.iter().all(|(_, identity)| cache.has(&identity.content)) {
+            return Ok(());
+        }
+        if self.key_now(&source.files)? != self.key {
+            return Err(Error::model("the files of the image encoder have changed since the run began")
+                .hint("put the files back that the run began with"));
+        }
+        self.encode(source, pictures, cache, &SilentObserver).map(drop)
+    }
+
+    /// Encodes the pictures that the cache lacks; gives their number. Others who need them, such as further ranks of this machine,
+    /// encode parts of them meanwhile. Pictures are read on all threads while others are encoded.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read; [`tunesmith_base::Kind::Memory`]; those of the disk and the encoder's
+    /// files.
+    pub fn encode(
+        &self,
+        source: &Arc<PictureSource>,
+        pictures: &[(&str, &Identity)],
+        cache: &mut FeatureCache,
+        observer: &dyn Observer,
+    ) -> Result<usize> {
+        let lacks = |cache: &FeatureCache, part: &[(&str, &Identity)]| -> Vec<String> {
+            let missing = part.iter().filter(|(_, identity)| !cache.has(&identity.content));
+            missing.map(|(file, _)| (*file).to_owned()).collect()
+        };
+        let missing = lacks(cache, pictures);
+        if missing.is_empty() {
+            return Ok(0);
+        }
+        // A picture that both encoders read is one.
+        let missing = missing.iter().map(|file| split_world(file).0).collect::<BTreeSet<_>>().len();
+        let contents: BTreeMap<&str, &str> =
+            pictures.iter().map(|(file, identity)| (*file, identity.content.as_str())).collect();
+        let mut encoder = None;
+        let mut open: Vec<&[(&str, &Identity)]> = self.parts(pictures);
+        observer.event(&Event::Phase("loading the image encoder"));
+        observer.begin("encoding pictures", missing as u64);
+        while !open.is_empty() {
+            let mut claimed = false;
+            for part in std::mem::take(&mut open) {
+                if lacks(cache, part).is_empty() {
+                    continue;
+                }
+                let names: Vec<&str> = part.iter().map(|(_, identity)| identity.content.as_str()).collect();
+                let Some(_claim) = cache.claim(&names.concat())? else {
+                    open.push(part);
+                    continue;
+                };
+                claimed = true;
+                cache.refresh();
+                let files = lacks(cache, part);
+                if files.is_empty() {
+                    continue;
+                }
+                if encoder.is_none() {
+                    let Self { arch, weights, config, stack, features, .. } = self;
+                    encoder = Some(PictureEncoder::load(arch, weights.as_deref(), config, stack, *features)?);
+                }
+                let Some(encoder) = &encoder else { continue };
+                let source = Arc::clone(source);
+                let read: ReadPixels = Arc::new(move |file| source.files.pixels(file));
+                let ahead = Ahead::of(files.clone(), rayon::current_num_threads(), Arc::clone(&read));
+                for file in &files {
+                    let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
+                    let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("picture {file}")))?;
+                    cache.add(contents[file.as_str()].to_owned(), encoded)?;
+                    observer.advance(u64::from(!split_world(file).1));
+                }
+                cache.flush()?;
+            }
+            if !open.is_empty() && !claimed {
+                std::thread::sleep(OTHERS);
+                cache.refresh();
+            }
+        }
+        observer.end();
+        Ok(missing)
+    }
+
+    /// The pictures in parts of about as many bytes of features, which whoever shares the cache makes alike.
+    fn parts<'a>(&self, pictures: &'a [(&'a str, &'a Identity)]) -> Vec<&'a [(&'a str, &'a Identity)]> {
+        let Some(vision) = &self.arch.vision else { return Vec::new() };
+        let bytes: Vec<usize> =
+            pictures.iter().map(|(_, identity)| 4 * identity.numbers(vision, self.features)).collect();
+        let limit = (bytes.iter().sum::<usize>() / PARTS).clamp(1, PART_BYTES);
+        let (mut parts, mut first, mut filled) = (Vec::new(), 0, 0);
+        for (at, bytes) in bytes.iter().enumerate() {
+            filled += bytes;
+            if filled >= limit || at + 1 == pictures.len() {
+                parts.push(&pictures[first..=at]);
+                (first, filled) = (at + 1, 0);
+            }
+        }
+        parts
+    }
+}
