@@ -206,10 +206,10 @@ mod tests {
         // All of them, as often as wanted, into places that exist.
         for _ in 0..2 {
             let mut there = Array::<f32>::zeros(device, 1002);
-            let arrival = pinned.send(&mut there.slice_mut(1..1001));
+            let arrival = pinned.send(there.slice_mut(1..1001));
             arrival.wait();
             assert_eq!((there.read()[0], there.read()[1], there.read()[1000]), (0.0, 0.5, 999.5));
-            drop(pinned.send(&mut there.slice_mut(2..1002)));
+            drop(pinned.send(there.slice_mut(2..1002)));
         }
         // A place that is used again begins with zeros.
         drop(pinned);
