@@ -367,7 +367,7 @@ fn speed(args: &Args, predictor: &Predictor<'_>, machine: &Machine) -> Option<(f
     }
 }
 
-/// Bytes a second that a GPU copies from pinned memory of the host: what PCIe 4.0 delivers over 16 lanes, of 31.5 GB/s.
+/// Bytes a second that a GPU copies from pinned memory of the host: what 16 lanes of PCI Express 4.0 deliver, of 31.5 GB/s.
 const HOST_LINK: f64 = 25e9;
 /// What limits a step whose copies take longer than its computation.
 const COPIES: &str = "; the base's copies from the host take that long, at an assumed 25 GB/s";

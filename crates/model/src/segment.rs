@@ -243,7 +243,7 @@ impl Segment {
             own_codes.send(numbers.codes.slice_mut(codes)),
             own_scales.send(numbers.scales.slice_mut(scales)),
         ];
-        numbers.copied = arrivals.into_iter().fold(Arrival::default(), |last, next| last.then(next));
+        numbers.copied = arrivals.into_iter().fold(Arrival::default(), Arrival::then);
         numbers
     }
 

@@ -14,7 +14,7 @@ fn parts(matrix: &Quantized) -> Parts {
         Quantized::Four(Four { scales: Scales::Nested(nested), .. }) => Some((nested.offset.to_bits(), nested.block)),
         Quantized::Four(_) | Quantized::Eight(_) | Quantized::Tiled(_) => None,
     };
-    ([codes, nested].map(<[u8]>::to_vec), bits(floats), outer)
+    ([codes, nested].map(Slice::read), bits(&floats.read()), outer)
 }
 
 pub(super) fn bits(values: &[f32]) -> Vec<u32> {
@@ -175,8 +175,8 @@ fn a_matrix_put_together_elsewhere_is_the_same() {
             let (form, ([codes, nested], scales)) = (matrix.form(), matrix.parts());
             assert_eq!((form.bytes() + 4 * form.floats()), matrix.bytes());
             // Something else lies before and behind.
-            let bytes = [&[9; 3][..], codes, nested, &[7; 5]].concat();
-            let floats = [&[1.5f32][..], scales, &[2.5]].concat();
+            let bytes = [&[9; 3][..], &codes.read(), &nested.read(), &[7; 5]].concat();
+            let floats = [&[1.5f32][..], &scales.read(), &[2.5]].concat();
             let there = form.matrix(&Arc::new(engine.array(&bytes)), 3, &Arc::new(engine.array(&floats)), 1);
             let again = there.form().matrix(&Arc::new(bytes), 3, &Arc::new(floats), 1);
             assert_eq!((there.device(), again.device()), (engine.device(), Device::Cpu));

@@ -101,8 +101,8 @@ fn makers_formats_are_put_together_and_joined() {
     each_engine(|engine| {
         for (what, matrix, _) in cases(12, 48) {
             let (form, ([codes, more], scales)) = (matrix.form(), matrix.parts());
-            let all = [&[9; 3][..], codes, more, &[7; 5]].concat();
-            let floats = [&[1.5f32][..], scales, &[2.5]].concat();
+            let all = [&[9; 3][..], &codes.read(), &more.read(), &[7; 5]].concat();
+            let floats = [&[1.5f32][..], &scales.read(), &[2.5]].concat();
             let there = form.matrix(&Arc::new(engine.array(&all)), 3, &Arc::new(engine.array(&floats)), 1);
             assert_eq!(there.device(), engine.device());
             assert_eq!(bits(&there.dequantize()), bits(&matrix.dequantize()), "{what}");
