@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ahead::{Ahead, ReadPixels};
-use super::model_source::ModelSource;
-use super::run_pictures::{Identity, PictureSource};
+use super::picture_identity::Identity;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Arch;
 use tunesmith_config::vision::Features;
@@ -39,20 +38,20 @@ pub(crate) struct FeatureMaker {
 }
 
 impl FeatureMaker {
-    /// That of this model. Reads the encoder's tensors once.
+    /// That of a model of these weights on this device. Reads the encoder's tensors once.
     ///
     /// # Errors
     /// The encoder's files cannot be read.
-    pub fn of(model: &ModelSource, config: &Config, files: &PictureFiles, features: Features) -> Result<Self> {
-        let mut maker = Self {
-            arch: model.arch.clone(),
-            weights: model.weights.clone(),
-            stack: Arc::clone(&model.stack),
-            config: config.clone(),
-            device: model.device,
-            features,
-            key: String::new(),
-        };
+    pub fn new(
+        arch: Arch,
+        weights: Option<Arc<WeightFiles>>,
+        stack: Arc<Stack>,
+        config: Config,
+        device: Device,
+        features: Features,
+        files: &PictureFiles,
+    ) -> Result<Self> {
+        let mut maker = Self { arch, weights, stack, config, device, features, key: String::new() };
         maker.key = maker.key_now(files)?;
         Ok(maker)
     }
@@ -85,7 +84,7 @@ impl FeatureMaker {
     /// [`tunesmith_base::Kind::Model`]: the encoder's files have changed; those of [`Self::encode`].
     pub fn mend(
         &self,
-        source: &Arc<PictureSource>,
+        files: &Arc<PictureFiles>,
         pictures: &[(&str, &Identity)],
         cache: &mut FeatureCache,
     ) -> Result<()> {
@@ -96,11 +95,11 @@ impl FeatureMaker {
         if pictures.iter().all(|(_, identity)| cache.has(&identity.content)) {
             return Ok(());
         }
-        if self.key_now(&source.files)? != self.key {
+        if self.key_now(files)? != self.key {
             return Err(Error::model("the files of the image encoder have changed since the run began")
                 .hint("put the files back that the run began with"));
         }
-        self.encode(source, pictures, cache, &SilentObserver).map(drop)
+        self.encode(files, pictures, cache, &SilentObserver).map(drop)
     }
 
     /// Encodes the pictures that the cache lacks; gives their number. Others who need them, such as further ranks of this machine,
@@ -111,7 +110,7 @@ impl FeatureMaker {
     /// files.
     pub fn encode(
         &self,
-        source: &Arc<PictureSource>,
+        files: &Arc<PictureFiles>,
         pictures: &[(&str, &Identity)],
         cache: &mut FeatureCache,
         observer: &dyn Observer,
@@ -145,8 +144,8 @@ impl FeatureMaker {
                 };
                 claimed = true;
                 cache.refresh();
-                let files = lacks(cache, part);
-                if files.is_empty() {
+                let lacking = lacks(cache, part);
+                if lacking.is_empty() {
                     continue;
                 }
                 if encoder.is_none() {
@@ -154,10 +153,10 @@ impl FeatureMaker {
                     encoder = Some(PictureEncoder::load(arch, weights.as_deref(), config, stack, *features)?);
                 }
                 let Some(encoder) = &encoder else { continue };
-                let source = Arc::clone(source);
-                let read: ReadPixels = Arc::new(move |file| source.files.pixels(file));
-                let ahead = Ahead::of(files.clone(), rayon::current_num_threads(), Arc::clone(&read));
-                for file in &files {
+                let from = Arc::clone(files);
+                let read: ReadPixels = Arc::new(move |file| from.pixels(file));
+                let ahead = Ahead::of(lacking.clone(), rayon::current_num_threads(), Arc::clone(&read));
+                for file in &lacking {
                     let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
                     let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("picture {file}")))?;
                     cache.add(contents[file.as_str()].to_owned(), encoded)?;

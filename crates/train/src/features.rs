@@ -9,7 +9,8 @@ use rayon::prelude::*;
 use super::engine;
 use super::feature_maker::FeatureMaker;
 use super::model_source::{Described, ModelSource};
-use super::run_pictures::{Computed, Identity};
+use super::picture_identity::Identity;
+use super::run_pictures::Computed;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, disk};
 use tunesmith_base::memory::human_bytes;
@@ -188,7 +189,15 @@ impl ModelSource {
             }
             None
         } else {
-            let maker = FeatureMaker::of(self, config, &pictures.source.files, features)?;
+            let maker = FeatureMaker::new(
+                self.arch.clone(),
+                self.weights.clone(),
+                Arc::clone(&self.stack),
+                config.clone(),
+                self.device,
+                features,
+                &pictures.source.files,
+            )?;
             let mut cache = FeatureCache::open(&root, maker.key());
             let damaged = if how == Compute::Always { cache.forget_damaged(&known) } else { 0 };
             let missing: u64 =
@@ -211,7 +220,7 @@ impl ModelSource {
                 one_each.entry(&identity.content).or_insert((file.as_str(), identity));
             }
             let one_each: Vec<_> = one_each.into_values().collect();
-            kept.computed = maker.encode(&pictures.source, &one_each, &mut cache, observer)?;
+            kept.computed = maker.encode(&pictures.source.files, &one_each, &mut cache, observer)?;
             cache.dir().clone_into(&mut kept.dir);
             Some((RwLock::new(cache), maker))
         };

@@ -24,6 +24,7 @@ mod model_source;
 mod options;
 pub mod output;
 mod output_watch;
+mod picture_identity;
 mod predict;
 mod prepared;
 mod rank_consistency;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::ahead::Ahead;
 use super::feature_maker::FeatureMaker;
+use super::picture_identity::Identity;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::vision::{ChatImages, Features, VisionArch};
@@ -33,7 +34,7 @@ enum Note {
 /// Where pictures come from.
 #[derive(Debug)]
 pub(crate) struct PictureSource {
-    pub files: PictureFiles,
+    pub files: Arc<PictureFiles>,
     pub computed: OnceLock<Computed>,
 }
 
@@ -48,19 +49,10 @@ pub(crate) struct Computed {
     pub cached: Option<(RwLock<FeatureCache>, FeatureMaker)>,
 }
 
-/// What of a picture must be known to find its features.
-#[derive(Debug, Clone)]
-pub(crate) struct Identity {
-    pub content: String,
-    pub layout: Layout,
-    /// Whether it is for a second encoder.
-    pub world: bool,
-}
-
 impl RunPictures {
     /// Of these files.
     pub fn new(files: PictureFiles) -> Self {
-        let source = PictureSource { files, computed: OnceLock::new() };
+        let source = PictureSource { files: Arc::new(files), computed: OnceLock::new() };
         Self { source: Arc::new(source), ahead: Mutex::new(None), note: Mutex::default() }
     }
 
@@ -119,7 +111,7 @@ impl Pictures for RunPictures {
 
     fn mend(&self, files: &[&str]) -> Result<bool> {
         let Some(computed) = self.source.computed.get() else { return Ok(false) };
-        let Some(what) = computed.mend(&self.source, files)? else { return Ok(false) };
+        let Some(what) = computed.mend(&self.source.files, files)? else { return Ok(false) };
         let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*note, Note::Nothing) {
             *note = Note::New(format!("{what}: damaged features are computed again"));
@@ -148,23 +140,6 @@ impl Pictures for RunPictures {
     }
 }
 
-impl Identity {
-    pub fn of(files: &PictureFiles, file: &str) -> Result<Self> {
-        let PictureLook { content, width, height } = files.look(file)?;
-        let (layout, content) = files.cut(file, width, height, content)?;
-        Ok(Self { content, layout, world: split_world(file).1 })
-    }
-
-    /// How many numbers its features have.
-    pub fn numbers(&self, arch: &VisionArch, features: Features) -> usize {
-        if let Some(world) = arch.world.as_ref().filter(|_| self.world) {
-            return world.latents();
-        }
-        let tiles: Vec<_> = self.layout.tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
-        arch.features_shape(features, &tiles, self.layout.joined.as_ref()).iter().product()
-    }
-}
-
 impl Computed {
     fn identity(&self, files: &PictureFiles, file: &str) -> Result<Cow<'_, Identity>> {
         match self.pictures.get(file) {
@@ -185,12 +160,12 @@ impl Computed {
     }
 
     /// Computes those features of these pictures again that cannot be read. Says what was damaged, if anything was.
-    fn mend(&self, source: &Arc<PictureSource>, files: &[&str]) -> Result<Option<String>> {
+    fn mend(&self, source: &Arc<PictureFiles>, files: &[&str]) -> Result<Option<String>> {
         let Some((cache, maker)) = &self.cached else { return Ok(None) };
         let mut cache = cache.write().unwrap_or_else(PoisonError::into_inner);
         let mut damaged = BTreeMap::new();
         for &file in files {
-            let picture = self.identity(&source.files, file)?;
+            let picture = self.identity(source, file)?;
             if cache.read(&picture.content, picture.numbers(&self.arch, self.features)).is_err() {
                 damaged.insert(picture.content.clone(), (file, picture));
             }
@@ -201,7 +176,7 @@ impl Computed {
         let what = format!("{}: damaged features of {}", cache.dir().display(), count(damaged.len(), "picture"));
         let mut mend = || {
             for (content, (file, _)) in &damaged {
-                if Identity::of(&source.files, file)?.content != *content {
+                if Identity::of(source, file)?.content != *content {
                     let name = split_world(file).0;
                     return Err(Error::data(format!("picture {name}: the file has changed since the run began"))
                         .hint("put the file back that the run began with, or start the run again"));
