@@ -19,7 +19,8 @@ impl<'a> EncoderFiles<'a> {
     /// `dtype`.
     ///
     /// # Errors
-    /// As [`PairFiles::of`] and [`WorldFiles::of`].
+    /// [`tunesmith_base::Kind::Model`]: an encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: the second encoder's
+    /// projector was never trained.
     pub fn of(vision: Option<&'a VisionArch>, changed: &dyn Fn(&str) -> bool, dtype: Option<Dtype>) -> Result<Self> {
         Ok(Self { pair: PairFiles::of(vision, changed, dtype)?, world: WorldFiles::of(vision, changed, dtype)? })
     }
