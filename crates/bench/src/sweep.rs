@@ -121,7 +121,7 @@ pub fn run(request: &TrainingRequest, budget: Option<u64>) -> Result<Sweep> {
         target_tokens: (mean * request.batch as f64).round() as usize,
         ..BatchRequest::new(&config.train, &arch, 1)
     };
-    let mut measurer = PassMeasurer::new(&mut model, &split, &sampler, 0, &Single)?;
+    let mut measurer = PassMeasurer::new(&mut model, &split, &sampler, (budget, 0), &Single)?;
     let found = choose_batch::choose(&mut measurer, &batch, &MemoryModel::new(config, &arch, None, device))?;
     drop(measurer);
     let rows = found.sizes.batch_size * found.sizes.grad_accum;

@@ -100,25 +100,42 @@ pub fn reset_peak(device: Device) {
     }
 }
 
-/// The most bytes of a device that may be held. While it lives, [`admit`] refuses to exceed it.
+/// The most bytes of a device that may be held. While it lives, [`admit`] refuses to exceed it. Of several that live at once,
+/// in whatever order they come and go, the least counts.
 #[derive(Debug)]
 pub struct Budget {
     device: Device,
-    before: u64,
+    bytes: u64,
 }
 
+/// All that live now.
+static BUDGETS: Mutex<Vec<(Device, u64)>> = Mutex::new(Vec::new());
+
 impl Budget {
-    /// Sets the device's budget to `bytes` until this is dropped, which restores the one before.
+    /// Keeps the device's budget at `bytes` or less until this is dropped.
     pub fn new(device: Device, bytes: u64) -> Self {
-        Self { device, before: limit(device).map_or(NONE, |limit| limit.swap(bytes, Ordering::Relaxed)) }
+        Self::change(device, |all| all.push((device, bytes)));
+        Self { device, bytes }
+    }
+
+    /// Changes the budgets that live, and with them the device's limit.
+    fn change(device: Device, change: impl FnOnce(&mut Vec<(Device, u64)>)) {
+        let mut all = BUDGETS.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut all);
+        if let Some(limit) = limit(device) {
+            let least = all.iter().filter(|&&(of, _)| of == device).map(|&(_, bytes)| bytes).min();
+            limit.store(least.unwrap_or(NONE), Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for Budget {
     fn drop(&mut self) {
-        if let Some(limit) = limit(self.device) {
-            limit.store(self.before, Ordering::Relaxed);
-        }
+        Self::change(self.device, |all| {
+            if let Some(at) = all.iter().position(|&one| one == (self.device, self.bytes)) {
+                all.swap_remove(at);
+            }
+        });
     }
 }
 
@@ -216,5 +233,20 @@ mod tests {
         assert_eq!((budget(Device::Meta), live(Device::Meta)), (None, 0));
         assert_eq!(admit(Device::Meta, 1 << 50, || 7), 7);
         drop(budget_of_meta);
+    }
+
+    #[test]
+    fn the_least_budget_counts_in_whatever_order_they_end() {
+        // A GPU that nothing else in this process uses.
+        let device = Device::Cuda(250);
+        let (first, second) = (Budget::new(device, 5), Budget::new(device, 3));
+        assert_eq!(budget(device), Some(3));
+        let third = Budget::new(device, 7);
+        drop(first);
+        assert_eq!(budget(device), Some(3));
+        drop(second);
+        assert_eq!(budget(device), Some(7));
+        drop(third);
+        assert_eq!(budget(device), None);
     }
 }

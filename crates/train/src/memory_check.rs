@@ -89,7 +89,8 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
         model.params.zero_grads();
         let (loading, loaded) = (memory::peak(device), memory::live(device));
         let later = later_bytes(&source.optimizer, source.trained_values(), &parallel, &Single, device);
-        let mut measurer = PassMeasurer::new(&mut model, &dataset.train, &sampler, later, &Single)?;
+        let mut measurer =
+            PassMeasurer::new(&mut model, &dataset.train, &sampler, (memory::budget(device), later), &Single)?;
         let request = BatchRequest::new(&config.train, &source.arch, 1);
         let lengths = measurer.lengths();
         let (longest, rows) = (measurer.longest(), request.batch_size.or(1));

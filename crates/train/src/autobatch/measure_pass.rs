@@ -105,8 +105,8 @@ struct Bytes {
 }
 
 impl<'a> PassMeasurer<'a> {
-    /// Creates a measurer for a loaded model. `later` are the bytes that the process will allocate besides the model and its
-    /// passes. Every rank of `comm` creates a measurer and makes the same calls to it.
+    /// Creates a measurer for a loaded model. `budget` are the bytes that the process may hold, without a limit if `None`; `later`
+    /// are those that it will allocate besides the model and its passes. Every rank of `comm` creates a measurer and makes the same calls to it.
     ///
     /// # Errors
     /// [`Kind::Peer`]: a rank is gone.
@@ -114,11 +114,11 @@ impl<'a> PassMeasurer<'a> {
         model: &'a mut Model,
         split: &'a Split,
         sampler: &'a Sampler,
-        later: u64,
+        (budget, later): (Option<u64>, u64),
         comm: &'a dyn Collectives,
     ) -> Result<Self> {
         let together = if comm.shares_memory() { comm.world().size as u64 } else { 1 };
-        let budgets = comm.collect(&[memory::budget(model.device()).unwrap_or(u64::MAX)])?;
+        let budgets = comm.collect(&[budget.unwrap_or(u64::MAX)])?;
         let whole = budgets.into_iter().min().unwrap_or(u64::MAX);
         Ok(Self::made(model, split, sampler, comm, Bytes { whole, later }, together))
     }

@@ -107,9 +107,9 @@ impl Measurement<'_> {
     /// Takes the sizes from the cache, or measures them.
     fn choose(&self, request: &BatchRequest, observer: &dyn Observer) -> Result<(BatchPlan, Option<Loaded>)> {
         let comm = self.comm;
-        let budget = memory::budget(self.source.device).unwrap_or(u64::MAX);
+        let budget = memory::budget(self.source.device);
         let cached = self.cached.as_deref().and_then(CachedChoice::read);
-        let sizes = cached.as_ref().and_then(|cached| cached.sizes(budget));
+        let sizes = cached.as_ref().and_then(|cached| cached.sizes(budget.unwrap_or(u64::MAX)));
         // Ranks with different caches must not choose differently.
         let own = cached.as_ref().filter(|_| sizes.is_some()).map_or(0, CachedChoice::hash);
         let alike = comm.collect(&[own])?.into_iter().all(|hash| hash == own);
@@ -121,14 +121,13 @@ impl Measurement<'_> {
         let gatherer = Gatherer::new(self.parallel, self.rule, comm)?;
         let mut model = self.source.load(gatherer.as_ref())?;
         observer.event(&Event::Phase("measuring passes"));
-        let mut measurer = PassMeasurer::new(&mut model, &self.dataset.train, self.sampler, self.later, comm)?;
+        let mut measurer =
+            PassMeasurer::new(&mut model, &self.dataset.train, self.sampler, (budget, self.later), comm)?;
         let choice = choose_batch::choose(&mut measurer, request, &self.source.memory())?;
         drop(measurer);
         // The measurer of every rank has restored the budget before any rank continues.
         comm.barrier()?;
-        for line in
-            choose_batch::lines(memory::budget(self.source.device), &choice.passes, &choice.reasons, &choice.sizes)
-        {
+        for line in choose_batch::lines(budget, &choice.passes, &choice.reasons, &choice.sizes) {
             observer.event(&Event::Notice(&line));
         }
         if let Some(path) = self.cached.as_deref().filter(|_| comm.world().local_rank == 0) {
