@@ -383,10 +383,10 @@ fn show(request: &TrainingRequest, outcome: &TrainingOutcome) -> String {
     let _ = writeln!(
         text,
         "  {:>10.1} GFLOP/s useful: {:.1} % of the peak of {what} ({:.0} GFLOP/s), {:.1} % of the GEMM peak ({:.0} GFLOP/s)",
-        giga(outcome.flops_share * outcome.fma_peak),
+        giga(outcome.flops_share * outcome.peak_flops),
         100.0 * outcome.flops_share,
-        giga(outcome.fma_peak),
-        100.0 * outcome.flops_share * outcome.fma_peak / outcome.gemm_peak,
+        giga(outcome.peak_flops),
+        100.0 * outcome.flops_share * outcome.peak_flops / outcome.gemm_peak,
         giga(outcome.gemm_peak)
     );
     let _ = writeln!(

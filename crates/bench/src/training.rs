@@ -71,10 +71,11 @@ pub struct TrainingOutcome {
     pub peak_bytes: u64,
     /// The predicted memory, part by part.
     pub predicted: Breakdown,
-    /// Useful floating-point operations per second, divided by `fma_peak`.
+    /// Useful floating-point operations per second, divided by `peak_flops`.
     pub flops_share: f64,
-    /// Multiply-add peak of the machine with all operands in registers, in FLOP/s.
-    pub fma_peak: f64,
+    /// The machine's peak with all operands in registers, in FLOP/s: of bfloat16 dot products where the run uses them, of
+    /// multiply-adds elsewhere; `gemm_peak` on a GPU.
+    pub peak_flops: f64,
     /// Speed of the matrix product on a large case, in FLOP/s; see [`gemm_peak`].
     pub gemm_peak: f64,
     /// Useful floating-point operations per token ([`tunesmith_plan::flops`]), without recomputation.
@@ -328,7 +329,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
     let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device, config.train.bf16));
     // A GPU's own peak is not measured: its products' stands for it.
-    let fma_peak = if device == Where::Cpu { registers().max(peak_before) } else { gemm_peak };
+    let peak_flops = if device == Where::Cpu { registers().max(peak_before) } else { gemm_peak };
     let per_step = |seconds: f64| seconds / request.steps as f64;
     let phases = model.phases;
     let (forward, head, backward) =
@@ -340,8 +341,8 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         tokens_per_second: tokens as f64 / spent,
         peak_bytes,
         predicted,
-        flops_share: done.useful / spent / fma_peak,
-        fma_peak,
+        flops_share: done.useful / spent / peak_flops,
+        peak_flops,
         gemm_peak,
         flops_per_token: done.useful / tokens as f64,
         flops_per_second: done.total() / spent,
