@@ -6,7 +6,7 @@
 //! ```text
 //! crates/       owns
 //! base          errors and exit codes, files, memory and its budget, signals, the registry
-//! config        typed settings: YAML, includes, environment, KEY=VALUE words; Hugging Face config.json, DeepSpeed and Accelerate files
+//! config        typed settings: YAML, includes, environment, KEY=VALUE overrides; Hugging Face config.json, DeepSpeed and Accelerate files
 //! hub           models and data sets of the Hugging Face Hub: names, cache, transfers
 //! import        configurations of other toolkits, turned into ours
 //! vision        images: decoding and preprocessing

@@ -1,4 +1,4 @@
-//! Arguments shared by subcommands that read a configuration: its file, and `KEY=VALUE` words.
+//! Arguments shared by subcommands that read a configuration: its file, and `KEY=VALUE` overrides.
 use super::shell_quote::quoted;
 use crate::checkpoint::peft;
 use crate::config::{self, Flag, Resolved};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ConfigArgs {
-    /// Read this YAML file, with KEY=VALUE words that override it
+    /// Read this YAML file; KEY=VALUE overrides its values
     ///
     /// An override is a word such as `train.batch_size=1` or `TRAIN_BATCH_SIZE=1`; the second form also works as an environment
     /// variable. The file may also be given as the word CONFIG=FILE or in the environment variable CONFIG.

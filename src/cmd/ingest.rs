@@ -33,7 +33,7 @@ const NAMED: usize = 5;
 /// tokenizer counts the tokens.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Read these documents and folders; also CONFIG=FILE and KEY=VALUE words
+    /// Read these documents and folders; also CONFIG=FILE and KEY=VALUE overrides
     #[arg(value_name = "PATH|KEY=VALUE", required = true)]
     words: Vec<String>,
     /// Write the rows to this file

@@ -325,7 +325,7 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
         (name.to_owned(), rank.kept + rank.work, rank.total())
     };
     [
-        ("all is kept", 0, blocks),
+        ("nothing recomputed", 0, blocks),
         ("outputs of matrix products", 0, 0),
         ("half of the blocks recomputed", blocks / 2, 0),
         ("every block recomputed", blocks, 0),

@@ -176,10 +176,11 @@ fn every_allocation_may_be_refused() {
     allocations(&[], None);
     let offloaded = ["train.activation_offloading: true", "model.quantization: nf4", "train.optim: adamw_8bit"];
     allocations(&offloaded, None);
+    allocations(&["train.offload_param: true", "model.quantization: nf4"], None);
 }
 
 #[test]
 #[ignore = "many minutes: scripts/just gpu-faults"]
 fn every_call_may_fail() {
-    calls(&["train.activation_offloading: true"], Some(200));
+    calls(&["train.activation_offloading: true", "train.offload_param: true"], Some(200));
 }

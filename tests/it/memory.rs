@@ -261,7 +261,7 @@ fn a_row_that_does_not_fit_is_refused_with_what_helps() {
         for part in [
             "a row of 400 tokens does not fit into the memory budget of",
             "per token",
-            "what helps: train.gradient_checkpointing: true (then ",
+            "use one of these: train.gradient_checkpointing: true (then ",
             "model.max_seq_len: ",
             "tuning.mode: qlora (saves about",
             "model.dtype: bfloat16 (saves about",

@@ -67,7 +67,7 @@ const MODES: [(&str, &str); 14] = [
     ("dora", "tuning: {lora: {r: 4, use_dora: true, lora_dropout: 0.1}}"),
     ("head", "tuning: {lora: {r: 4, modules_to_save: [model.norm]}}"),
     ("full", "tuning: {mode: full}"),
-    ("all is kept", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: none}}"),
+    ("nothing recomputed", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: none}}"),
     ("float16", "{tuning: {lora: {r: 3}}, train: {fp16: true}}"),
     ("last block", "tuning: {mode: freeze, freeze: {trainable_layers: 1}}"),
 ];

@@ -109,7 +109,7 @@ impl Resolver {
                 let [ours, other] =
                     sides.map(|(node, source)| format!("{}: {} ({source})", theirs.key, shown(def, node)));
                 return Err(Error::config(format!("{ours} contradicts {other}")).hint(
-                    "make them the same, or set \"auto\" in the file; a KEY=VALUE word or an environment variable takes precedence over both",
+                    "make them the same, or set \"auto\" in the file; a KEY=VALUE override or an environment variable takes precedence over both",
                 ));
             }
         }

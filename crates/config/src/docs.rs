@@ -26,7 +26,7 @@ const INTRODUCTION: &str = "\
 
 A run is described by one YAML file. `tunesmith config FILE` prints each effective value and where it comes from.
 
-- **Later sources take precedence:** defaults, the file, environment variables, `KEY=VALUE` words, flags.
+- **Later sources take precedence:** defaults, the file, environment variables, `KEY=VALUE` overrides, flags.
 - **Every key has three spellings:** `train: {batch_size: 1}` in the file, `train.batch_size=1` as a word,
   `TRAIN_BATCH_SIZE=1` as a word or an environment variable. An empty variable counts as unset.
 - **`include: base.yaml`** (or a list of files) reads other files first. Values of the including file take precedence, key by key.

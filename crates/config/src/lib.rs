@@ -1,6 +1,6 @@
 //! What a user may configure, and what a model folder's `config.json` says.
 //!
-//! Each setting is defined once, in [`schema`]. [`load`] finds its value: defaults, files, environment, `KEY=VALUE` words, flags.
+//! Each setting is defined once, in [`schema`]. [`load`] finds its value: defaults, files, environment, `KEY=VALUE` overrides, flags.
 //! [`arch`] describes the decoder.
 pub mod adapters;
 mod apply_foreign;

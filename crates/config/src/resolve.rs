@@ -1,6 +1,6 @@
-//! Builds a [`Resolved`] configuration from files, environment, `KEY=VALUE` words and flags.
+//! Builds a [`Resolved`] configuration from files, environment, `KEY=VALUE` overrides and flags.
 //!
-//! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
+//! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` overrides, flags.
 //! Every value is checked, even one that a later source replaces.
 use super::auto_values::Auto;
 use super::enums::Quantization;

@@ -12,6 +12,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 crates=$(cd "$here/../.." && pwd)
 cxx=${CXX:-g++}
 flags=(-std=c++17 -O2 -fPIC -pthread -Wall -Wextra -Werror -I "$here" -I "$crates/device/src/cuda" -ffp-contract=off)
+# What this processor has: a multiply-add in one instruction instead of a call. Numbers do not change, as nothing is contracted.
+if [[ $("$cxx" -dumpmachine) == x86_64* ]] && grep -qsw avx2 /proc/cpuinfo && grep -qsw fma /proc/cpuinfo; then
+    flags+=(-mavx2 -mfma)
+fi
 read -ra more <<<"${TUNESMITH_STAND_IN_FLAGS:-}"
 flags+=("${more[@]}")
 if [[ $test ]]; then

@@ -158,11 +158,11 @@ impl Session<'_> {
             // Sharded weights need the other ranks for a pass, so this rank alone cannot measure.
             let help =
                 "shorter rows (model.max_seq_len), train.gradient_checkpointing: true, or a larger train.memory_budget";
-            return Err(error.context(found).hint(format!("what helps: {help}")));
+            return Err(error.context(found).hint(format!("use {help}")));
         }
         if !training {
             return Err(error.context(found).hint(format!(
-                "what helps: shorter validation rows (model.max_seq_len below {tokens}); or a larger train.memory_budget"
+                "use shorter validation rows (model.max_seq_len below {tokens}); or a larger train.memory_budget"
             )));
         }
         // The optimizer's state is already allocated, so no later bytes are added.

@@ -339,7 +339,7 @@ impl<'a> PassMeasurer<'a> {
             "a row of {} tokens does not fit into the memory budget of {budget}: it needs {needs}",
             grouped(tokens as u64)
         ))
-        .hint(format!("what helps: {}; or a larger train.memory_budget", help.join("; "))))
+        .hint(format!("use one of these: {}; or a larger train.memory_budget", help.join("; "))))
     }
 }
 
