@@ -46,7 +46,7 @@ fn a_pair_that_is_trained_as_a_whole_is_used_from_its_folder() {
         let fixture = paired();
         let mode = format!("tuning.mode: {mode}");
         let (text, losses) = stage(&fixture, "one", &[&[encoder(&fixture).as_str(), mode.as_str()], lines].concat());
-        assert!(text.contains("load_pair.py"), "{text}");
+        assert!(text.contains("load_vision.py"), "{text}");
         let [config, model] = ["one.yaml", "one/model"].map(|name| fixture.path(name).display().to_string());
         let names = |file: &str| {
             let files = WeightFiles::open_file(&Path::new(&model).join(file)).unwrap();

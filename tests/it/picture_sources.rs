@@ -201,7 +201,7 @@ fn a_pair_becomes_one_folder_that_answers_and_trains_alike() {
     };
     let (config, merged) = (config.display().to_string(), fixture.path("merged").display().to_string());
     let said_of_merge = command(&["merge", &config, "--output", &merged]).1;
-    assert!(said_of_merge.contains("load_pair.py"), "{said_of_merge}");
+    assert!(said_of_merge.contains("load_vision.py"), "{said_of_merge}");
     for name in ["vision.json", "vision.safetensors", "preprocessor_config.json", "model.safetensors", "config.json"] {
         assert!(fixture.path("merged").join(name).is_file(), "{name}");
     }

@@ -184,12 +184,7 @@ impl ChatPictures {
             Error::data("a chat shows a picture, but this model has no token for pictures")
                 .hint("set vision.image_token and tuning.new_tokens: [\"<image>\"]; or write rows {image, caption}")
         })?;
-        let text_of = |id: u32| {
-            tokenizer.token(id).ok_or_else(|| {
-                Error::model(format!("the tokenizer has no token {id}, which stands for pictures"))
-                    .hint("config.json and tokenizer.json must belong to one model")
-            })
-        };
+        let text_of = |id: u32| text_of(tokenizer, id);
         let image = text_of(token)?;
         let place = match form {
             ChatForm::Bare | ChatForm::AnyRes | ChatForm::Idefics3 | ChatForm::InternVl => image.clone(),
@@ -213,9 +208,7 @@ impl ChatPictures {
             files.push(file);
         }
         let world = pictures.world();
-        for token in world.iter().flat_map(|world| world.tokens) {
-            text_of(token)?;
-        }
+        world.map_or(Ok(()), |world| world.check(tokenizer))?;
         Ok(Self { files, rows, texts, place, token, world, bos: bos(tokenizer) })
     }
 
@@ -323,21 +316,45 @@ impl ChatPictures {
             Shown { file: file.clone(), runs }
         });
         let shown = shown.collect();
+        let first = usize::from(self.bos.is_some() && example.input_ids.first().copied() == self.bos);
         Ok(match self.world {
-            Some(world) => self.with_world(world, example, shown),
+            Some(world) => world.put(example, first, shown),
             None => shown,
         })
     }
+}
 
-    /// Puts the rows of a second encoder into an example that shows these pictures, for each between two tokens, behind BOS.
-    fn with_world(
-        &self,
-        WorldRows { tokens, rows }: WorldRows,
-        example: &mut Example,
-        mut shown: Vec<Shown>,
-    ) -> Vec<Shown> {
-        let [begin, end] = tokens;
-        let first = usize::from(self.bos.is_some() && example.input_ids.first().copied() == self.bos);
+/// What stands in front of a caption, without labels, and its pictures: the rows of the picture, and before them those of a second
+/// encoder. The picture's rows get the id `placeholder`, which means nothing.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`]: the picture cannot be read; [`tunesmith_base::Kind::Model`]: the tokenizer lacks a token.
+pub fn before_caption(
+    pictures: &dyn Pictures,
+    tokenizer: &Tokenizer,
+    image: String,
+    placeholder: u32,
+) -> Result<(Vec<u32>, Vec<Shown>)> {
+    let file = pictures.keep(image)?;
+    let rows: usize = pictures.rows(&file)?.tiles.iter().sum();
+    let mut example = Example { input_ids: vec![placeholder; rows], labels: Vec::new() };
+    let mut shown = vec![Shown { file, runs: std::iter::once(0..rows).collect() }];
+    if let Some(world) = pictures.world() {
+        world.check(tokenizer)?;
+        shown = world.put(&mut example, 0, shown);
+    }
+    Ok((example.input_ids, shown))
+}
+
+impl WorldRows {
+    /// Refuses a tokenizer without the tokens around the rows.
+    fn check(&self, tokenizer: &Tokenizer) -> Result<()> {
+        self.tokens.iter().try_for_each(|&token| text_of(tokenizer, token).map(drop))
+    }
+
+    /// Puts the rows into an example that shows these pictures, for each between two tokens, in front of its token `first`.
+    fn put(self, example: &mut Example, first: usize, mut shown: Vec<Shown>) -> Vec<Shown> {
+        let Self { tokens: [begin, end], rows } = self;
         let (mut ids, mut all) = (Vec::new(), Vec::with_capacity(2 * shown.len()));
         for picture in &shown {
             let start = first + ids.len() + 1;
@@ -356,6 +373,14 @@ impl ChatPictures {
         all.append(&mut shown);
         all
     }
+}
+
+/// The text of a token that stands for pictures.
+fn text_of(tokenizer: &Tokenizer, id: u32) -> Result<String> {
+    tokenizer.token(id).ok_or_else(|| {
+        Error::model(format!("the tokenizer has no token {id}, which stands for pictures"))
+            .hint("config.json and tokenizer.json must belong to one model")
+    })
 }
 
 /// The token that begins a text.

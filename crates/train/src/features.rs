@@ -7,7 +7,7 @@ use std::sync::{Arc, RwLock};
 use rayon::prelude::*;
 
 use super::engine;
-use super::feature_maker::FeatureMaker;
+use super::feature_maker::{EncoderSource, FeatureMaker};
 use super::model_source::{Described, ModelSource};
 use super::picture_identity::Identity;
 use super::run_pictures::Computed;
@@ -189,15 +189,15 @@ impl ModelSource {
             }
             None
         } else {
-            let maker = FeatureMaker::new(
-                self.arch.clone(),
-                self.weights.clone(),
-                Arc::clone(&self.stack),
-                config.clone(),
-                self.device,
+            let source = EncoderSource {
+                arch: self.arch.clone(),
+                weights: self.weights.clone(),
+                stack: Arc::clone(&self.stack),
+                config: config.clone(),
+                device: self.device,
                 features,
-                &pictures.source.files,
-            )?;
+            };
+            let maker = FeatureMaker::new(source, &pictures.source.files)?;
             let mut cache = FeatureCache::open(&root, maker.key());
             let damaged = if how == Compute::Always { cache.forget_damaged(&known) } else { 0 };
             let missing: u64 =

@@ -215,10 +215,6 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
         return Err(Error::config(format!("vision.world: {dir} has a second encoder already"))
             .hint(format!("remove vision.world: {WORLD_SETTINGS} describes the encoder")));
     }
-    if vision.chat.is_none() {
-        return Err(Error::config("vision.world: not yet in front of captions without a chat")
-            .hint("name a multimodal model, or set vision.image_token"));
-    }
     let tokenizer = Tokenizer::load_with(seer.tokenizer, &new_tokens(config, seer))?;
     let token = |text: &str| {
         tokenizer.id(text).ok_or_else(|| {

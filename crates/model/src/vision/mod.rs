@@ -180,7 +180,8 @@ impl Vision {
             return Err(Error::data(format!("rows of a picture: {rows}, tokens that stand for it: {found}"))
                 .hint("the processor's files and config.json must belong to one model"));
         }
-        if self.arch.mrope.is_some() && (image.pixels.tiles.len() != 1 || image.runs.len() != 1) {
+        let in_grid = self.arch.mrope.is_some() && !image.pixels.world;
+        if in_grid && (image.pixels.tiles.len() != 1 || image.runs.len() != 1) {
             return Err(Error::data("a picture of several tiles or runs, whose rows have no place in one grid"));
         }
         Ok(())
@@ -230,10 +231,12 @@ impl Vision {
         self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)), pixels.joined.as_ref())
     }
 
-    /// Rows and columns of a picture's rows in the decoder, where they are a grid.
-    pub(crate) fn sides(&self, pixels: &Pixels) -> [usize; 2] {
+    /// Rows and columns of a picture's rows in the decoder, where they are a grid. Those of a second encoder have counted positions,
+    /// as text has.
+    pub(crate) fn sides(&self, pixels: &Pixels) -> Option<[usize; 2]> {
         let side = self.arch.connector.side();
-        pixels.tiles.first().map_or([0; 2], |tile| [tile.rows / side, tile.columns / side])
+        let first = pixels.tiles.first().filter(|_| !pixels.world);
+        first.map(|tile| [tile.rows / side, tile.columns / side])
     }
 
     /// The rows of the first encoder's pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where
