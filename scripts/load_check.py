@@ -51,6 +51,9 @@ class Runs:
             self.copy(GOLDEN / "vision/siglip/model", "encoder")
             settings = dict(image_processor_type="SiglipImageProcessor", size=dict(height=32, width=32))
             (self.folder / "encoder/preprocessor_config.json").write_text(json.dumps(settings))
+        if of_chat == "gemma3":
+            # The rows of an image in this model's config.json.
+            (self.folder / "model/processor_config.json").write_text(json.dumps(dict(processor_class="Gemma3Processor", image_seq_length=4)))
         answers = ["a cat", "the sea", "a tree, and a cat"]
         field = lambda text: dict(question=QUESTION, answer=text) if self.chats else dict(caption=text)
         rows = [dict(image=str(GOLDEN / "pixels" / IMAGES[at % 4])) | field(answers[at % 3]) for at in range(12)]

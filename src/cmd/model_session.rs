@@ -292,7 +292,7 @@ impl ModelSession {
 
     fn sees(&self) -> Result<&dyn Pictures> {
         self.pictures.as_deref().ok_or_else(|| {
-            Error::data("the prompt has a picture, but the image encoder is not loaded").hint("add vision.load=true")
+            Error::data("the prompt has an image, but the image encoder is not loaded").hint("add vision.load=true")
         })
     }
 
@@ -335,7 +335,7 @@ impl ModelSession {
         let captions = self.pictures.as_ref().is_some_and(|pictures| pictures.chat().is_none());
         if let (true, [first, rest @ ..]) = (captions, images) {
             if !rest.is_empty() || !text.is_empty() || system.is_some() {
-                return Err(Error::config("this model says what is on one picture, without a question")
+                return Err(Error::config("this model says what is on one image, without a question")
                     .hint("give one --image, and no --prompt"));
             }
             return self.picture(first);

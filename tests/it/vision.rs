@@ -164,7 +164,7 @@ fn check_answers(name: &str, model: &Model, run: &Run) {
             let mut cache = model.cache_with_images(&batch.images).unwrap();
             let cut = &batch.tokens[..=first.runs[0].start];
             let error = model.extend(&mut [(&mut cache, cut)]).unwrap_err();
-            assert!(error.message().contains("inside of a picture"), "{error}");
+            assert!(error.message().contains("inside of an image"), "{error}");
         }
         prompts.push(batch.tokens);
         images.push(batch.images);

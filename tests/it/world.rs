@@ -246,7 +246,7 @@ fn kept_latents_train_to_the_same_bits() {
         let run = |out: &str, cache: &str, more: &str| kept(&fixture, out, cache, &[&own, lines, &[more]].concat());
         let each = run("each", "none", "vision.cache_features: false");
         let once = run("once", "cache", "vision.feature_cache_size: 1GiB");
-        assert!(once.2.contains("went over 5 pictures and is not loaded"), "{}", once.2);
+        assert!(once.2.contains("went over 5 images and is not loaded"), "{}", once.2);
         assert_eq!(once.1, each.1);
         assert!(once.0 == each.0);
         let again = run("again", "cache", "vision.cache_features: true");

@@ -130,7 +130,7 @@ impl FeatureMaker {
         let mut encoder = None;
         let mut open: Vec<&[(&str, &Identity)]> = self.parts(pictures);
         observer.event(&Event::Phase("loading the image encoder"));
-        observer.begin("encoding pictures", missing as u64);
+        observer.begin("encoding images", missing as u64);
         while !open.is_empty() {
             let mut claimed = false;
             for part in std::mem::take(&mut open) {
@@ -158,7 +158,7 @@ impl FeatureMaker {
                 let ahead = Ahead::of(lacking.clone(), rayon::current_num_threads(), Arc::clone(&read));
                 for file in &lacking {
                     let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
-                    let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("picture {file}")))?;
+                    let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("image {file}")))?;
                     cache.add(contents[file.as_str()].to_owned(), encoded)?;
                     observer.advance(u64::from(!split_world(file).1));
                 }

@@ -9,8 +9,8 @@ use tunesmith_base::error::{Error, Result};
 impl Encoder {
     fn pictures(&self) -> Result<&dyn Pictures> {
         self.pictures.as_deref().ok_or_else(|| {
-            Error::data("the row has a picture, but the model sees none")
-                .hint("name a model that sees pictures, pair this one with an encoder (vision.encoder), or set data.format: text to train on the text alone")
+            Error::data("the row has an image, but the model sees none")
+                .hint("name a model that sees images, pair this one with an encoder (vision.encoder), or set data.format: text to train on the text alone")
         })
     }
 

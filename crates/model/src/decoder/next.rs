@@ -246,7 +246,7 @@ impl Model {
         let mut runs = cache.images.iter().filter(|image| !image.world).flat_map(|image| &image.runs);
         let cut = self.sees_both_ways() && runs.any(|run| run.start < end && end < run.end);
         if cut {
-            Err(Error::data(format!("position {end} is inside of a picture, which is read as a whole")))
+            Err(Error::data(format!("position {end} is inside of an image, which is read as a whole")))
         } else {
             Ok(())
         }
