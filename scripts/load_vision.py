@@ -52,7 +52,8 @@ def load(folder, adapter=None, dtype=torch.float32):
     shown = SimpleNamespace(at=torch.zeros(0, dtype=torch.bool), rows=None)
 
     def put_rows(_embedding, _inputs, output):
-        return output.masked_scatter(shown.at[:, None], shown.rows) if output.shape[1] == len(shown.at) else output
+        here = shown.rows is not None and output.shape[1] == len(shown.at)
+        return output.masked_scatter(shown.at[:, None], shown.rows) if here else output
 
     model.get_input_embeddings().register_forward_hook(put_rows)
     tokenizer = AutoTokenizer.from_pretrained(adapter or folder)
