@@ -424,6 +424,12 @@ precision: _cxx
 @export-check *ARGS: _build
     "${PYTHON:-python3}" scripts/export_check.py --binary "{{ tunesmith }}" "$@"
 
+# compare models with image encoders, loaded by scripts/load_vision.py, with tunesmith (some minutes; needs PYTHON with torch, transformers, peft, diffusers)
+[group('develop')]
+[no-exit-message]
+@load-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/load_check.py --binary "{{ tunesmith }}" "$@"
+
 # compare 1, 2 and 4 ranks on this machine with the prediction of docs/scaling.md (on an idle machine)
 [group('develop')]
 [no-exit-message]

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Makes more of tests/golden/vision: Gemma 3 with a second encoder of pictures, a variational autoencoder of diffusers (TheWorld).
+"""Makes more of tests/golden/vision: models with a second encoder of pictures, a variational autoencoder of diffusers (TheWorld).
 
     python3 scripts/golden/vision_world.py --out tests/golden/vision
 
-As the models of vision.py, but that a row begins with BOS and, for each of its pictures, `<start_of_world>`, the rows of the second encoder,
-`<end_of_world>`. These rows see what is before them alone. MODEL/vae is the autoencoder as diffusers saves it; `world_values` are the pictures
-that it reads, and `latents` the means that it gives. Adapters on the language model and the projector are trained. The language model and the
-first encoder are gemma3/model: it is made once more from the same seed.
+As the models of vision.py and vision_models.py, but that a row begins with BOS and, for each of its pictures, `<start_of_world>`, the rows of
+the second encoder, `<end_of_world>`. In `world_prefix` there is no BOS, and the first encoder's rows and the caption follow. The second
+encoder's rows see what is before them alone, and have counted positions, as text has. NAME/vae is the autoencoder as diffusers saves it, unless
+`world.vae` names another folder; `world_values` are the pictures that it reads, and `latents` the means that it gives. Adapters on the language
+model and the projector are trained, in `world_prefix` the connector too. Language model and first encoder are those of another golden model:
+they are made once more from the same seed.
 """
+import os
 import tempfile
 
 import diffusers
@@ -17,49 +20,90 @@ import vision
 import vision_models
 from vision import IMAGE
 
-BEGIN, END = 92, 91
-SIDE = 16
-# Name: number, autoencoder and its arguments, what a row is, what the projector is.
-MODELS = dict(
+SIDE, LATENT = 16, 4
+PLACES = (SIDE // 4) ** 2
+VAES = dict(
     world_kl=(
-        412, "AutoencoderKL",
-        dict(block_out_channels=[8, 8, 16], layers_per_block=1, norm_num_groups=4, latent_channels=4, down_block_types=["DownEncoderBlock2D"] * 3, up_block_types=["UpDecoderBlock2D"] * 3),
-        "spatial", "mlp_no_final_gelu",
+        "AutoencoderKL",
+        dict(block_out_channels=[8, 8, 16], layers_per_block=1, norm_num_groups=4, latent_channels=LATENT, down_block_types=["DownEncoderBlock2D"] * 3, up_block_types=["UpDecoderBlock2D"] * 3),
     ),
     world_wan=(
-        413, "AutoencoderKLWan",
-        dict(base_dim=4, z_dim=4, dim_mult=[1, 2, 2], num_res_blocks=1, temperal_downsample=[False, True], latents_mean=[0.0] * 4, latents_std=[1.0] * 4),
-        "channel", "mlp",
+        "AutoencoderKLWan",
+        dict(base_dim=4, z_dim=LATENT, dim_mult=[1, 2, 2], num_res_blocks=1, temperal_downsample=[False, True], latents_mean=[0.0] * 4, latents_std=[1.0] * 4),
     ),
 )
-# That of gemma3 in vision.py.
-GEMMA = 7200
+# Name: number, autoencoder, what a row is, what the projector is, the tokens around the rows, the other golden model and its seed.
+MODELS = dict(
+    world_kl=(412, "world_kl", "spatial", "mlp_no_final_gelu", [92, 91], "gemma3", 7200),
+    world_wan=(413, "world_wan", "channel", "mlp", [92, 91], "gemma3", 7200),
+    world_prefix=(414, "world_wan", "channel", "mlp", [92, 91], "prefix", 7120),
+    world_qwen2_5_vl=(415, "world_wan", "spatial", "mlp_no_final_gelu", [90, 91], "qwen2_5_vl", 8020),
+    world_qwen3_vl=(416, "world_kl", "channel", "mlp", [90, 91], "qwen3_vl", 8041),
+)
 
 
-class TheWorld(torch.nn.Module):
-    def __init__(self, gemma, vae, projection, channels):
+class World(torch.nn.Module):
+    """A model, `inner`, that hears from its embedding what a second encoder makes of pictures."""
+
+    def __init__(self, inner, embedding, vae, projection, settings):
         super().__init__()
-        self.gemma, self.vae, self.projection, self.channels = gemma, vae, projection, channels
+        self.inner, self.projection = inner, projection
+        # Neither trained nor stored here.
+        self.vae, self.settings, self.rows = [vae], settings, None
+        embedding.register_forward_hook(self.put)
 
     def latents(self, pictures):
         """[pictures, latent, rows, columns]."""
-        video = pictures.dim() == 4 and "Wan" in type(self.vae).__name__
+        video = "Wan" in type(self.vae[0]).__name__
         with torch.no_grad():
-            found = self.vae.encode(pictures[:, :, None] if video else pictures).latent_dist.mode()
+            found = self.vae[0].encode(pictures[:, :, None] if video else pictures).latent_dist.mode()
         return found[:, :, 0] if video else found
 
+    def put(self, _embedding, inputs, output):
+        begin, ids = self.settings["tokens"][0], inputs[0]
+        # Placeholders are between the token that begins a picture's rows and the one that ends them.
+        inside = (ids == begin) & torch.cat([torch.zeros_like(ids[:, :1]), ids[:, :-1]], 1).eq(begin)
+        return output if self.rows is None else output.masked_scatter(inside[..., None], self.rows)
+
     def forward(self, ids, mask, pictures):
-        embeddings = self.gemma.get_input_embeddings()(ids)
-        more = {}
+        own, self.rows = None, None
         if pictures is not None:
-            own, second = (torch.stack(values) for values in zip(*pictures))
-            rows = self.latents(second).flatten(2)
-            rows = self.projection(rows if self.channels else rows.transpose(1, 2)).flatten(0, 1)
-            # Placeholders are between the token that begins a picture's rows and the one that ends them.
-            inside = (ids == BEGIN) & torch.cat([torch.zeros_like(ids[:, :1]), ids[:, :-1]], 1).eq(BEGIN)
-            embeddings = embeddings.masked_scatter(inside[..., None], rows)
-            more = dict(pixel_values=own)
-        return self.gemma(inputs_embeds=embeddings, attention_mask=mask, token_type_ids=(ids == IMAGE).long(), use_cache=False, **more).logits
+            own, second = zip(*pictures)
+            rows = self.latents(torch.stack(second)).flatten(2)
+            channels = self.settings["projection_mode"] == "channel"
+            rows = self.projection["world"](rows if channels else rows.transpose(1, 2))
+            self.rows = rows.flatten(0, 1)
+        return self.inner(ids, mask, own)
+
+
+class Captions(torch.nn.Module):
+    """Rows of pictures before a text: those of the second encoder, and of the first one."""
+
+    def __init__(self, encoder, connector, decoder, settings):
+        super().__init__()
+        self.encoder, self.connector, self.decoder, self.settings = encoder, [connector], decoder, settings
+
+    def forward(self, ids, mask, pictures):
+        rows = self.connector[0](self.encoder(pixel_values=torch.stack(pictures)).last_hidden_state)
+        begin, end = self.settings["tokens"]
+        world = torch.tensor([begin] * (1 + self.settings["rows"]) + [end]).expand(len(ids), -1)
+        embeddings = self.decoder.get_input_embeddings()(torch.cat([world, ids], 1))
+        embeddings = torch.cat([embeddings[:, : world.shape[1]], rows, embeddings[:, world.shape[1] :]], 1)
+        before = world.shape[1] + rows.shape[1]
+        mask = torch.cat([torch.ones(len(ids), before, dtype=mask.dtype), mask], 1)
+        logits = self.decoder(inputs_embeds=embeddings, attention_mask=mask, use_cache=False).logits
+        return logits[:, before - 1 : -1]
+
+
+class Golden(torch.nn.Module):
+    """A golden model, and what computes it."""
+
+    def __init__(self, golden, read):
+        super().__init__()
+        self.golden, self.read = golden, read
+
+    def forward(self, ids, mask, own):
+        return self.read(ids, mask, own)
 
 
 def projector(architecture, size):
@@ -69,39 +113,69 @@ def projector(architecture, size):
     return torch.nn.Sequential(first, torch.nn.GELU(), second, *([torch.nn.GELU()] if architecture == "mlp" else []))
 
 
-def main():
-    arguments = vision.arguments_of_command()
-    plain_name = vision.our_name
+def base(name, seed, settings):
+    """A golden model without a second encoder: its module, its embedding, its connector if that is trained, and its settings."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if name == "prefix":
+            plain, _, shown = vision.prefix_model(scratch, name, seed)
+            inner = Captions(plain.encoder, plain.projection, plain.decoder, settings)
+            return inner, plain.decoder.get_input_embeddings(), plain.projection, shown
+        if name == "gemma3":
+            inner, forward, shown = vision.composite(scratch, name, seed)
+        else:
+            inner, forward, shown = vision_models.qwen(scratch, name, seed)
+    stacked = name == "gemma3"
+    read = lambda ids, mask, own: forward(ids, mask, torch.stack(own) if own and stacked else own)
+    return Golden(inner, read), inner.get_input_embeddings(), None, shown
+
+
+def our_name(plain_name):
     parts = {"0": "linear_1", "2": "linear_2"}
 
-    def our_name(name):
-        if name.startswith("projection."):
-            _, part, kind = name.split(".")
+    def named(name):
+        if name.startswith("projection.world."):
+            part, kind = name.split(".")[2:]
             return f"model.world_projector.{parts[part]}.{kind}"
-        return plain_name(name.removeprefix("gemma."))
+        if name.startswith("projection.connector."):
+            return name.replace("projection.connector.", "model.multi_modal_projector.")
+        return plain_name(name.removeprefix("inner.").removeprefix("golden."))
 
-    vision.our_name = our_name
-    for name, (number, autoencoder, settings, mode, architecture) in MODELS.items():
+    return named
+
+
+def main():
+    arguments = vision.arguments_of_command()
+    vision.our_name = our_name(vision.our_name)
+    for name, (number, vae_of, mode, architecture, tokens, of_model, of_seed) in MODELS.items():
         if arguments.only not in (None, name):
             continue
         seed = 7000 + 20 * number
         folder = f"{arguments.out}/{name}"
-        vae = vision.scramble(getattr(diffusers, autoencoder)(**settings), seed).eval().requires_grad_(False)
-        vision.store(vae, f"{folder}/vae")
-        with tempfile.TemporaryDirectory() as scratch:
-            gemma, _, shown = vision.composite(scratch, "gemma3", GEMMA)
-        for key, parameter in gemma.named_parameters():
-            parameter.requires_grad_("lora_" in key)
-        places = (SIDE // 4) ** 2
+        os.makedirs(folder, exist_ok=True)
+        # Each autoencoder has the seed of the model that it is stored with.
+        autoencoder, form = VAES[vae_of]
+        vae = vision.scramble(getattr(diffusers, autoencoder)(**form), 7000 + 20 * MODELS[vae_of][0]).eval().requires_grad_(False)
+        if vae_of == name:
+            vision.store(vae, f"{folder}/vae")
         channels = mode == "channel"
-        model = TheWorld(gemma, vae, vision.scramble(projector(architecture, places if channels else 4), seed + 1), channels)
-        own = vision.normals((vision.PICTURES, 3, vision.SIDE, vision.SIDE), seed + 2)
+        world = dict(rows=LATENT if channels else PLACES, tokens=tokens, side=SIDE, vae=vae_of, projection_mode=mode, projection_architecture=architecture)
+        inner, embedding, connector, shown = base(of_model, of_seed, world)
+        for key, parameter in inner.named_parameters():
+            parameter.requires_grad_("lora_" in key)
+        projection = torch.nn.ModuleDict(dict(world=vision.scramble(projector(architecture, PLACES if channels else LATENT), seed + 1)))
+        if connector is not None:
+            projection["connector"] = connector.requires_grad_(True)
+        model = World(inner, embedding, vae, projection, world)
         second = vision.normals((vision.PICTURES, 3, SIDE, SIDE), seed + 3)
-        pictures = vision_models.Pictures(zip(own, second))
-        stored = dict(pixel_values=own, world_values=second, latents=model.latents(second))
-        world = dict(rows=4 if channels else places, tokens=[BEGIN, END], side=SIDE, projection_mode=mode, projection_architecture=architecture)
+        if "qwen" in of_model:
+            own = [vision.normals((3, *side), seed + 10 + place) for place, side in enumerate(vision_models.SIDES)]
+            stored = {f"pixel_values.{place}": picture for place, picture in enumerate(own)}
+        else:
+            own = vision.normals((vision.PICTURES, 3, vision.SIDE, vision.SIDE), seed + 2)
+            stored = dict(pixel_values=own)
+        stored |= dict(world_values=second, latents=model.latents(second))
         made = model, lambda ids, mask, pixels: model(ids, mask, pixels), shown | dict(world=world)
-        vision.write_model(folder, made, pictures, stored, seed)
+        vision.write_model(folder, made, vision_models.Pictures(zip(own, second)), stored, seed)
         print(name)
 
 

@@ -209,7 +209,7 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     for (name, split, _) in splits(data) {
         let (pictures, tokens) = split.picture_tokens();
         if pictures > 0 {
-            let _ = writeln!(text, "tokens of pictures, {name}: {tokens}, for {}", count(pictures, "picture"));
+            let _ = writeln!(text, "tokens of images, {name}: {tokens}, for {}", count(pictures, "image"));
         }
     }
     let (cut, pieces) = data.report.cut;
@@ -249,7 +249,7 @@ fn about_pictures(looked: &[(&str, PictureReport)], colour: bool) -> String {
         let copied = if *copies > 0 { format!(", {copies} of them copies") } else { String::new() };
         let _ = writeln!(
             text,
-            "pictures, {name}: {}{copied}, {sizes} pixels, {} tokens each",
+            "images, {name}: {}{copied}, {sizes} pixels, {} tokens each",
             count(*files, "file"),
             range(*tokens)
         );
@@ -261,14 +261,14 @@ fn about_pictures(looked: &[(&str, PictureReport)], colour: bool) -> String {
         );
         if let Some(share) = answers.constant() {
             let answer = printable(&answers.commonest.0);
-            warnings.push(format!("{name}: {:.0} % of the answers about pictures are {answer:?}", 100.0 * share));
+            warnings.push(format!("{name}: {:.0} % of the answers about images are {answer:?}", 100.0 * share));
         }
     }
     if let Some(((_, train), others)) = looked.split_first().filter(|((name, _), _)| *name == "train") {
         for (name, report) in others {
             let shared = report.shared_with(train);
             if shared > 0 {
-                warnings.push(format!("{name} shows {} of the training rows", count(shared, "picture")));
+                warnings.push(format!("{name} shows {} of the training rows", count(shared, "image")));
             }
         }
     }

@@ -8,10 +8,10 @@ use crate::train::features;
 use crate::words::count;
 use std::time::Instant;
 
-/// Run a frozen image encoder over all pictures of a run, and keep its output for training.
+/// Run a frozen image encoder over all images of a run, and keep its output for training.
 ///
-/// A run with the same encoder, pictures and `data.cache_dir` then computes none of it again, and loads no encoder. `train` does the same by
-/// itself where pictures are seen more than once (`vision.cache_features`).
+/// A run with the same encoder, images and `data.cache_dir` then computes none of it again, and loads no encoder. `train` does the same by
+/// itself where images are seen more than once (`vision.cache_features`).
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let kept = features::encode(&resolved, &console)?;
     console.finish();
-    let (pictures, computed) = (count(kept.pictures, "picture"), kept.computed);
+    let (pictures, computed) = (count(kept.pictures, "image"), kept.computed);
     let bytes = human_bytes(kept.bytes);
     let seconds = began.elapsed().as_secs_f64();
     print(&format!(

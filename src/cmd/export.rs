@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
         } else if parts.arch.wrapper.is_some() && !args.adapter_only {
             let _ = writeln!(
                 text,
-                "holds           the language model; for pictures, llama.cpp needs a file of the base's encoder too: convert_hf_to_gguf.py --mmproj"
+                "holds           the language model; for images, llama.cpp needs a file of the base's encoder too: convert_hf_to_gguf.py --mmproj"
             );
         }
         let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());

@@ -26,7 +26,7 @@ use crate::words::{are, count};
 pub struct Args {
     #[command(flatten)]
     ask: AskArgs,
-    /// Show this picture in front of the prompt; may be given more than once
+    /// Show this image in front of the prompt; may be given more than once
     #[arg(long, value_name = "FILE", conflicts_with = "input")]
     image: Vec<PathBuf>,
     /// Answer this prompt (default: read it from standard input)

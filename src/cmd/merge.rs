@@ -141,12 +141,8 @@ pub fn run(args: &Args) -> Result<()> {
     let class = merged.model.arch.auto_class();
     let dir = output.display();
     let _ = match &merged.model.arch.vision {
-        Some(vision) if vision.world.is_some() => writeln!(
-            text,
-            "use it          model.name={dir}; in Python, it is the model without its second encoder (world.json)"
-        ),
-        Some(vision) if vision.folder.is_some() => {
-            writeln!(text, "use it          model.name={dir}, or in Python scripts/load_pair.py: load(\"{dir}\")")
+        Some(vision) if vision.folder.is_some() || vision.world.is_some() => {
+            writeln!(text, "use it          model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")")
         }
         _ => writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{dir}\")"),
     };

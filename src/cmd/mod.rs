@@ -80,7 +80,7 @@ enum Command {
     Train(train::Args),
     /// Fine-tune a model with several ranks on this machine
     Launch(launch::Args),
-    /// Run a frozen image encoder over the pictures of a run, ahead of training
+    /// Run a frozen image encoder over the images of a run, ahead of training
     Encode(encode::Args),
     /// Show the training data: counts, lengths, and rows as the model sees them
     Data(data::Args),

@@ -16,7 +16,7 @@ use crate::config::vision::has_encoder;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
 use crate::data::batch::{Example, ImageRows};
 use crate::data::row::{Conversation, Row};
-use crate::data::{ChatPictures, ChatTemplate, Pictures, ReasoningForm, Shown, Tokenizer};
+use crate::data::{ChatPictures, ChatTemplate, Pictures, ReasoningForm, Shown, Tokenizer, before_caption};
 use crate::error::{Error, Result};
 use crate::eval::{Answer, AnswerDecoder, Settings, SplitAnswer};
 use crate::export::merge::{Parts, idle, set_adapter};
@@ -287,25 +287,21 @@ impl ModelSession {
         let mut example = Example { input_ids: ids, labels: Vec::new() };
         let shown = shown.locate(&mut example, count, false)?;
         let Prompt { ids, .. } = self.fits(example.input_ids, rendered.text.len())?;
-        let images =
-            shown.into_iter().map(|Shown { file, runs }| Ok(ImageRows { runs, pixels: pictures.pixels(&file)? }));
-        Ok(Prompt { images: images.collect::<Result<_>>()?, ids })
+        Ok(Prompt { images: read(pictures, shown)?, ids })
     }
 
     fn sees(&self) -> Result<&dyn Pictures> {
         self.pictures.as_deref().ok_or_else(|| {
-            Error::data("the prompt has a picture, but the image encoder is not loaded").hint("add vision.load=true")
+            Error::data("the prompt has an image, but the image encoder is not loaded").hint("add vision.load=true")
         })
     }
 
     /// An image in front of an answer, without a chat template.
     fn picture(&self, name: &str) -> Result<Prompt> {
         let pictures = self.sees()?;
-        let file = pictures.keep(name.to_owned())?;
-        let rows: usize = pictures.rows(&file)?.tiles.iter().sum();
-        let Prompt { ids, .. } = self.fits(vec![0; rows], 0)?;
-        let images = vec![ImageRows { runs: std::iter::once(0..rows).collect(), pixels: pictures.pixels(&file)? }];
-        Ok(Prompt { ids, images })
+        let (ids, shown) = before_caption(pictures, &self.tokenizer, name.to_owned(), 0)?;
+        let Prompt { ids, .. } = self.fits(ids, 0)?;
+        Ok(Prompt { images: read(pictures, shown)?, ids })
     }
 
     /// The tokens of plain text.
@@ -339,7 +335,7 @@ impl ModelSession {
         let captions = self.pictures.as_ref().is_some_and(|pictures| pictures.chat().is_none());
         if let (true, [first, rest @ ..]) = (captions, images) {
             if !rest.is_empty() || !text.is_empty() || system.is_some() {
-                return Err(Error::config("this model says what is on one picture, without a question")
+                return Err(Error::config("this model says what is on one image, without a question")
                     .hint("give one --image, and no --prompt"));
             }
             return self.picture(first);
@@ -418,4 +414,10 @@ impl ModelSession {
             Row::Tokens { .. } | Row::Labeled { .. } => Err(Error::data("the row is tokenized, expected text")),
         }
     }
+}
+
+/// The pictures of a prompt as the encoders read them.
+fn read(pictures: &dyn Pictures, shown: Vec<Shown>) -> Result<Vec<ImageRows>> {
+    let of = |Shown { file, runs }| Ok(ImageRows { runs, pixels: pictures.pixels(&file)? });
+    shown.into_iter().map(of).collect()
 }

@@ -1,8 +1,8 @@
 //! Pairs of a text model and an image encoder (`vision.encoder`): trained as a whole, and in stages.
-use crate::pictures::{encoder, paired, picture, seeing};
+use crate::pictures::{encoder, paired, picture, seeing, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::run::resume::straight_equals_stopped_on;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn a_pair_that_is_trained_as_a_whole_is_used_from_its_folder() {
         let fixture = paired();
         let mode = format!("tuning.mode: {mode}");
         let (text, losses) = stage(&fixture, "one", &[&[encoder(&fixture).as_str(), mode.as_str()], lines].concat());
-        assert!(text.contains("load_pair.py"), "{text}");
+        assert!(text.contains("load_vision.py"), "{text}");
         let [config, model] = ["one.yaml", "one/model"].map(|name| fixture.path(name).display().to_string());
         let names = |file: &str| {
             let files = WeightFiles::open_file(&Path::new(&model).join(file)).unwrap();
@@ -299,6 +299,40 @@ fn an_encoder_that_is_not_there_is_named_by_its_own_key() {
         message.contains("vision.encoder: ./nowhere does not exist") && !message.contains("model.name"),
         "{message}"
     );
+}
+
+#[test]
+fn a_processor_of_another_kind_of_encoder_is_refused() {
+    let fixture = paired();
+    let qwen = r#"{"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 256, "max_pixels": 1024}"#;
+    fs::write(fixture.path("encoder/preprocessor_config.json"), qwen).unwrap();
+    let refused = train(&fixture.config("run", &[&encoder(&fixture)]), &[]);
+    let message = said(&refused);
+    assert!(
+        refused.status.code() == Some(4) && message.contains("does not prepare images for an encoder of"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_copy_of_a_row_s_image_that_is_lost_is_written_again() {
+    let fixture = paired();
+    let coded = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7";
+    write_rows(&fixture.path("train.jsonl"), (0..4).map(|_| json!({"image": coded, "caption": "a cat"})));
+    let config = fixture.config("run", &[&encoder(&fixture), "train.max_steps: 1"]);
+    let run = |out: &str| {
+        let done = train(&config, &[&place(&fixture, "train.output_dir=", out)]);
+        (done.status.code(), said(&done))
+    };
+    assert_eq!(run("one").0, Some(0));
+    let copies = || fs::read_dir(fixture.path("cache/pictures")).unwrap().map(|entry| entry.unwrap().path());
+    let copy = copies().next().unwrap();
+    fs::copy(fixture.path("b.png"), &copy).unwrap();
+    let (code, message) = run("two");
+    assert!(code == Some(3) && message.contains("remove it: the rows have it"), "{message}");
+    fs::remove_file(&copy).unwrap();
+    assert_eq!(run("three").0, Some(0));
+    assert!(copy.is_file());
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn a_bad_shard_is_refused_before_the_model_loads() {
     let png = fs::read(fixture.path("a.png")).unwrap();
     refused(&[file("1.png", &png), file("1.mp4", b""), file("1.txt", b"x")], "video");
     refused(&[file("1.png", &png), file("1.json", b"[]")], "1.json");
-    refused(&[file("1.png", b"no picture"), file("1.txt", b"x")], "no picture");
+    refused(&[file("1.png", b"no image"), file("1.txt", b"x")], "no image");
     refused(&[file("../1.png", &png), file("1.txt", b"x")], "leads out");
     // One that claims more bytes than it has, one with another checksum, and one that leads out.
     let members = [file("1.png", &png), file("1.txt", b"x")];
@@ -201,7 +201,7 @@ fn a_pair_becomes_one_folder_that_answers_and_trains_alike() {
     };
     let (config, merged) = (config.display().to_string(), fixture.path("merged").display().to_string());
     let said_of_merge = command(&["merge", &config, "--output", &merged]).1;
-    assert!(said_of_merge.contains("load_pair.py"), "{said_of_merge}");
+    assert!(said_of_merge.contains("load_vision.py"), "{said_of_merge}");
     for name in ["vision.json", "vision.safetensors", "preprocessor_config.json", "model.safetensors", "config.json"] {
         assert!(fixture.path("merged").join(name).is_file(), "{name}");
     }

@@ -360,9 +360,9 @@ fn features_are_computed_ahead_of_a_run_and_predictions_know_them() {
     let checked = command(&["memory-check", word]);
     assert!(!fixture.path("cache/features").exists(), "a prediction computes nothing: {checked}");
     let encoded = command(&["encode", word]);
-    assert!(encoded.contains("features of 2 pictures, 2 of them computed now"), "{encoded}");
+    assert!(encoded.contains("features of 2 images, 2 of them computed now"), "{encoded}");
     let encoded = command(&["encode", word]);
-    assert!(encoded.contains("features of 2 pictures, 0 of them computed now"), "{encoded}");
+    assert!(encoded.contains("features of 2 images, 0 of them computed now"), "{encoded}");
     // Another encoder's are others; room is asked for; a trained encoder has none.
     let refused = |args: &[&str], code: i32, part: &str| {
         let done = tunesmith(args).output().unwrap();
@@ -371,7 +371,7 @@ fn features_are_computed_ahead_of_a_run_and_predictions_know_them() {
     refused(&["encode", word, "vision.feature_cache_size=1KiB", "vision.backend=pil"], 6, "feature_cache_size");
     refused(&["encode", word, "tuning.vision_unfreeze_layers=1"], 2, "encoder is trained");
     let text = Fixture::new();
-    refused(&["encode", text.config("run", &[]).to_str().unwrap()], 2, "show no pictures");
+    refused(&["encode", text.config("run", &[]).to_str().unwrap()], 2, "show no images");
     // What is damaged is computed again, and the rest is used.
     let folder = fs::read_dir(fixture.path("cache/features")).unwrap().next().unwrap().unwrap().path();
     let file = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
@@ -380,8 +380,8 @@ fn features_are_computed_ahead_of_a_run_and_predictions_know_them() {
     bytes[header + 1] ^= 1;
     fs::write(&file, &bytes).unwrap();
     let encoded = command(&["encode", word]);
-    assert!(encoded.contains("damaged features of 1 picture: these features are computed again"), "{encoded}");
-    assert!(encoded.contains("features of 2 pictures, 1 of them computed now"), "{encoded}");
+    assert!(encoded.contains("damaged features of 1 image: these features are computed again"), "{encoded}");
+    assert!(encoded.contains("features of 2 images, 1 of them computed now"), "{encoded}");
     let run = |out: &str| {
         let done = train(&config, &[&format!("train.output_dir={}", fixture.path(out).display())]);
         assert!(done.status.success(), "{}", said(&done));
@@ -406,7 +406,7 @@ fn a_picture_that_cannot_be_read_is_refused_or_left_out() {
     let root = tempfile::tempdir().unwrap();
     let (folder, rows) = (root.path().join("model"), root.path().join("rows.jsonl"));
     model("llava", &folder);
-    fs::write(root.path().join("broken.png"), "no picture").unwrap();
+    fs::write(root.path().join("broken.png"), "no image").unwrap();
     let broken = root.path().join("broken.png").display().to_string();
     let row = |image: &str| json!({"image": image, "question": "what?", "answer": "a cat"});
     write_rows(&rows, [row("rgb.png"), row(&broken)]);
@@ -415,12 +415,12 @@ fn a_picture_that_cannot_be_read_is_refused_or_left_out() {
     assert!(refused.message().contains("rows.jsonl:2") && refused.message().contains("broken.png"), "{refused}");
     let data = dataset(&folder, &rows, |config| config.data.bad_images = config::BadImages::Skip).unwrap();
     assert_eq!((data.train.len(), data.report.train.bad_images.rows), (1, 1));
-    assert!(data.report.warnings.iter().any(|warning| warning.contains("picture")), "{:?}", data.report.warnings);
+    assert!(data.report.warnings.iter().any(|warning| warning.contains("image")), "{:?}", data.report.warnings);
     // More places than pictures, and a text that contains what stands for a picture.
     for (row, part) in [
         (
             json!({"images": ["rgb.png"], "messages": [{"role": "user", "content": "<image> or <image>"}, {"role": "assistant", "content": "a"}]}),
-            "1 picture",
+            "1 image",
         ),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image", "path": "rgb.png"}]}, {"role": "assistant", "content": "<image>"}]}),
@@ -448,10 +448,10 @@ fn the_data_report_tells_copies_leaks_and_answers_that_say_little() {
     let args = ["data", config.to_str().unwrap()];
     let text = String::from_utf8(tunesmith(&args).output().unwrap().stdout).unwrap();
     for line in [
-        "pictures, train: 3 files, 1 of them copies, 45 x 33 to 90 x 41 pixels, 16 tokens each",
+        "images, train: 3 files, 1 of them copies, 45 x 33 to 90 x 41 pixels, 16 tokens each",
         "answers about them, train: 24, 2 different; 2 to 3 words each (2.1 on average), 5 different, 0 of these once",
-        "warning: train: 92 % of the answers about pictures are \"one cat\"",
-        "warning: validation shows 1 picture of the training rows",
+        "warning: train: 92 % of the answers about images are \"one cat\"",
+        "warning: validation shows 1 image of the training rows",
     ] {
         assert!(text.contains(line), "{line:?} is not in\n{text}");
     }
@@ -468,7 +468,7 @@ fn a_column_of_pictures_is_read_from_a_parquet_file() {
     let cache = format!("data.cache_dir: {}", fixture.path("cache").display());
     let config = fixture.config("run", &["train.num_train_epochs: 2", &rows, &cache, &encoder(&fixture)]);
     let done = tunesmith(&["data", config.to_str().unwrap()]).output().unwrap();
-    assert!(said(&done).contains("pictures, train: 3 files, 45 x 33 pixels"), "{}", said(&done));
+    assert!(said(&done).contains("images, train: 3 files, 45 x 33 pixels"), "{}", said(&done));
     let done = train(&config, &[]);
     assert!(done.status.success(), "{}", said(&done));
     assert_eq!(fs::read_dir(fixture.path("cache/pictures")).unwrap().count(), 3);

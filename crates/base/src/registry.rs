@@ -174,7 +174,7 @@ macro_rules! row_forms {
             PromptCompletion = prompt_completion, "prompt_completion", "`{prompt, completion}`: plain text, no template.";
             ChatTriple = chat_triple, "chat_triple", "`{system, user, assistant}`.";
             Instruction = instruction, "instruction", "A question field and an answer field (`user`, `question`, … and `assistant`, `answer`, …).";
-            Captions = captions, "captions", "`{image, caption}`: a picture, and what is said of it, or a list of that.";
+            Captions = captions, "captions", "`{image, caption}`: an image, and what is said of it, or a list of that.";
             Text = text, "text", "`{text}`: every token is trained on.";
         }
     };

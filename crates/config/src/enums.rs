@@ -248,11 +248,11 @@ choices! {
         Minhash = "minhash",
     };
 
-    /// What happens to rows with a picture that cannot be read.
+    /// What happens to rows with an image that cannot be read.
     BadImages {
         /// The run ends before it starts.
         Refuse = "refuse",
-        /// They are left out and counted; every picture is decoded when rows are read.
+        /// They are left out and counted; every image is decoded when rows are read.
         Skip = "skip",
     };
 
@@ -282,7 +282,7 @@ choices! {
         Linear = "linear",
     };
 
-    /// Whose rounding resizing of pictures has.
+    /// Whose rounding resizing of images has.
     ImageBackend {
         /// torchvision's, which Transformers takes where it is installed.
         Torchvision = "torchvision",

@@ -26,7 +26,7 @@ pub struct Config {
     pub top: TopConfig,
     /// The base model: section `model`.
     pub model: ModelConfig,
-    /// How it sees pictures: section `vision`.
+    /// How it sees images: section `vision`.
     pub vision: VisionConfig,
     /// What is trained: section `tuning`.
     pub tuning: TuningConfig,
@@ -426,9 +426,9 @@ section! {
         val_path: Vec<PathBuf> = Vec::new();
         /// Test rows.
         test_path: Vec<PathBuf> = Vec::new();
-        /// The folder that names of pictures in rows are relative to (`null`: that of the first training file). Names may not lead out of it.
+        /// The folder that names of images in rows are relative to (`null`: that of the first training file). Names may not lead out of it.
         image_dir: Option<PathBuf> = None, aliases ["media_dir"];
-        /// What happens to rows with a picture that cannot be read.
+        /// What happens to rows with an image that cannot be read.
         bad_images: BadImages = BadImages::Refuse;
         /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of `{name, config,
         /// split, revision, weight, format}` for data sets on the hub. Without weights every row is used once.

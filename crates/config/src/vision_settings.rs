@@ -5,13 +5,13 @@ use super::option::{Range, section};
 use std::path::PathBuf;
 
 section! {
-    /// How a model sees pictures (`docs/guides/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
+    /// How a model sees images (`docs/guides/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
     /// with one.
     VisionConfig = "vision" {
-        /// Whether the image encoder is loaded (`null`: where the first rows of a file show pictures).
+        /// Whether the image encoder is loaded (`null`: where the first rows of a file show images).
         load: Option<bool> = None;
         /// An image encoder to pair with a model that has none: a folder, or `owner/name` on the hub. In front of a caption stand the
-        /// rows of its picture.
+        /// rows of its image.
         encoder: Option<String> = None;
         /// The branch, tag or commit of an encoder on the hub (`null`: `main`).
         revision: Option<String> = None;
@@ -23,19 +23,19 @@ section! {
         connector_dropout: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
         /// With `encoder`: which of its `hidden_states` the connector reads, such as -2 (`null`: the last one, after the norm).
         feature_layer: Option<i64> = None;
-        /// With `encoder`: the token that stands for a picture in chats. It must be in the vocabulary, or in `tuning.new_tokens`. Without
-        /// it, pictures stand in front of captions only.
+        /// With `encoder`: the token that stands for an image in chats. It must be in the vocabulary, or in `tuning.new_tokens`. Without
+        /// it, images stand in front of captions only.
         image_token: Option<String> = None;
         /// Whose rounding resizing has.
         backend: ImageBackend = ImageBackend::Torchvision;
-        /// The fewest pixels that a picture is made, where the model's processor sizes pictures by that (Qwen-VL; `null`: as its files say).
+        /// The fewest pixels that an image is made, where the model's processor sizes images by that (Qwen-VL; `null`: as its files say).
         min_pixels: Option<usize> = None, range Range::within(1.0, 268_435_456.0);
-        /// The most pixels that a picture is made, likewise: fewer pixels take fewer tokens.
+        /// The most pixels that an image is made, likewise: fewer pixels take fewer tokens.
         max_pixels: Option<usize> = None, range Range::within(1.0, 268_435_456.0);
-        /// Whether a frozen encoder runs once per picture before training, and is not loaded for it. What it computes is kept in
-        /// `data.cache_dir` (`null`: where pictures are seen more than once, and `feature_cache_size` and the disk have room).
+        /// Whether a frozen encoder runs once per image before training, and is not loaded for it. What it computes is kept in
+        /// `data.cache_dir` (`null`: where images are seen more than once, and `feature_cache_size` and the disk have room).
         cache_features: Option<bool> = None;
-        /// The most that a run may keep of its pictures' features.
+        /// The most that a run may keep of its images' features.
         feature_cache_size: Bytes = Bytes(50 << 30);
     }
     nested {

@@ -77,7 +77,7 @@ pub use load::load;
 pub use model_files::MAX_FILE_BYTES as MAX_TOKENIZER;
 pub use picture_files::{PictureFiles, shows_pictures};
 pub use picture_report::{AnswerReport, PictureReport};
-pub use pictures::{ChatPictures, PictureLook, PictureRows, Pictures, Shown, WorldRows, split_world};
+pub use pictures::{ChatPictures, PictureLook, PictureRows, Pictures, Shown, WorldRows, before_caption, split_world};
 pub use progress::{Progress, Silent};
 pub use reasoning::ReasoningForm;
 pub use report::{Counts, Report};

@@ -209,11 +209,19 @@ impl Loader<'_> {
         let key = self.key(input).map_err(|error| error.context(&input.setting))?;
         let kept =
             self.config.data.use_cache.then(|| self.cache_dir.as_ref().map(|dir| tokens::path(dir, &key))).flatten();
-        if let Some(found) = kept.as_ref().and_then(|path| TokenSet::open(path, &key)) {
+        let found = kept.as_ref().and_then(|path| TokenSet::open(path, &key));
+        if let Some(found) = found.filter(|(set, _)| !self.lacks_pictures(set)) {
             return Ok(found);
         }
         self.missed.set(true);
         self.encode(set, input, self.writer(kept.as_deref(), &key)?)
+    }
+
+    /// Whether pictures that rows contain are no longer where they were written.
+    fn lacks_pictures(&self, set: &TokenSet) -> bool {
+        let Some(pictures) = &self.encoder.pictures else { return false };
+        let mut shown = set.all_pictures().iter().flat_map(|(_, examples)| examples.iter().flatten());
+        shown.any(|shown| pictures.is_lost(shown.name()))
     }
 
     /// Opens the file for tokenized rows: in the cache, else a temporary file in the cache folder or the system's

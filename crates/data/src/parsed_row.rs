@@ -76,9 +76,9 @@ mod tests {
             (json!({"instruction": "i", "input": "j", "context": "k", "output": "o"}), "\"context\""),
             (
                 json!({"conversations": [{"from": "human", "value": "<image>"}], "images": ["a.png", "b.png"]}),
-                "2 pictures",
+                "2 images",
             ),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "no picture"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "no image"),
             (json!({"messages": [{"role": "user", "content": [{"type": "video"}]}]}), "video"),
             (json!({"messages": [{"role": "user", "content": "q"}], "videos": ["a.mp4"]}), "videos"),
             (json!({"messages": [{"role": "user", "content": [{"type": "text", "value": "q"}]}]}), "without \"text\""),

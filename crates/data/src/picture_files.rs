@@ -107,14 +107,22 @@ impl PictureFiles {
                 None => fs::canonicalize(&whole).map_err(failed)?.starts_with(&self.folder),
             };
             if !inside {
-                return Err(Error::data(format!("it leads out of the folder of pictures {}", self.folder.display()))
-                    .hint("set data.image_dir, or name pictures elsewhere by their whole path"));
+                return Err(Error::data(format!("it leads out of the folder of images {}", self.folder.display()))
+                    .hint("set data.image_dir, or name images elsewhere by their whole path"));
             }
         }
         if let Some((archive, name)) = member {
             return self.archives.read(&archive, &name, MAX_BYTES);
         }
-        files::read(&whole, MAX_BYTES).map_err(failed)
+        let bytes = files::read(&whole, MAX_BYTES).map_err(failed)?;
+        // What rows contain is named by its hash.
+        let name = whole.strip_prefix(&self.kept);
+        if name.is_ok_and(|name| name != Path::new(blake3::hash(&bytes).to_hex().as_str())) {
+            return Err(
+                Error::data("the copy in the cache is not what the rows contain").hint("remove it: the rows have it")
+            );
+        }
+        Ok(bytes)
     }
 
     /// How a picture of this name and size is cut, and the hash of what its features depend on, given its file's.
@@ -158,17 +166,31 @@ impl PictureFiles {
 
 impl Pictures for PictureFiles {
     fn keep(&self, name: String) -> Result<String> {
-        let Some(data) = name.strip_prefix("data:") else { return Ok(name) };
+        let Some(data) = name.strip_prefix("data:") else {
+            // These stand behind names for their meaning here, or make several lines of a message.
+            if name.contains(char::is_control) {
+                return Err(bad_image(
+                    &name.escape_debug().to_string(),
+                    Error::data("a control character in the name"),
+                ));
+            }
+            return Ok(name);
+        };
         let coded = data.split_once(";base64,").map(|(_, coded)| coded);
         let bytes = coded.and_then(base64).ok_or_else(|| {
             bad_image("in the row", Error::data("expected data:image/png;base64,…, and base64 behind the comma"))
         })?;
         let path = self.kept.join(blake3::hash(&bytes).to_hex().as_str());
-        if !path.exists() {
+        if !files::read_own(&path, MAX_BYTES).is_ok_and(|there| there == bytes) {
             fs::create_dir_all(&self.kept).map_err(|error| Error::io("create", &self.kept, &error))?;
             atomic::write(&path, &bytes).map_err(|error| Error::io("write", &path, &error))?;
         }
         Ok(path.display().to_string())
+    }
+
+    fn is_lost(&self, name: &str) -> bool {
+        let path = Path::new(split(name).0);
+        path.starts_with(&self.kept) && !path.exists()
     }
 
     fn among_others(&self, name: String) -> String {
@@ -276,6 +298,30 @@ mod tests {
         assert_eq!(files.rows(&kept).unwrap().tiles, [16]);
         assert_eq!(files.keep(coded).unwrap(), kept, "the same bytes are written once");
         assert!(files.keep("data:image/png;base64,%".into()).is_err());
+        for name in ["a\n.png", "a.png\0", "a.png\u{1}", "\u{1b}[2J.png"] {
+            let error = files.keep(name.into()).unwrap_err();
+            assert!(error.kind() == Kind::Data && error.message().contains("control character"), "{error}");
+            assert!(!error.message().contains(char::is_control), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_kept_picture_that_was_changed_is_refused_and_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), false);
+        let coded = format!("data:image/png;base64,{}", STANDARD.encode(fs::read(golden("pixels/rgb.png")).unwrap()));
+        let kept = files.keep(coded.clone()).unwrap();
+        let whole = files.pixels(&kept).unwrap();
+        assert!(!files.is_lost(&kept) && !files.is_lost("none.png"));
+        fs::copy(golden("pixels/wide.png"), &kept).unwrap();
+        let error = files.pixels(&kept).unwrap_err();
+        assert!(error.kind() == Kind::Data && error.message().contains("not what the rows contain"), "{error}");
+        files.keep(coded.clone()).unwrap();
+        assert_eq!(files.pixels(&kept).unwrap(), whole);
+        fs::remove_file(&kept).unwrap();
+        assert!(files.is_lost(&kept));
+        files.keep(coded).unwrap();
+        assert_eq!(files.pixels(&kept).unwrap(), whole);
     }
 
     #[test]
@@ -283,7 +329,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let bytes = fs::read(golden("pixels/rgb.png")).unwrap();
         fs::write(dir.path().join("cut.png"), &bytes[..bytes.len() / 2]).unwrap();
-        fs::write(dir.path().join("text.png"), "no picture").unwrap();
+        fs::write(dir.path().join("text.png"), "no image").unwrap();
         fs::write(dir.path().join("empty.png"), "").unwrap();
         symlink(golden("pixels/rgb.png"), dir.path().join("link.png")).unwrap();
         // That a file is cut off shows without decoding it.
@@ -292,7 +338,7 @@ mod tests {
         for (name, part) in [
             ("none.png", "No such file"),
             ("cut.png", "is cut off"),
-            ("text.png", "no picture"),
+            ("text.png", "no image"),
             ("empty.png", "an empty file"),
             ("link.png", "leads out of the folder"),
             ("../a.png", ""),
@@ -300,7 +346,7 @@ mod tests {
             let error = files.rows(name).unwrap_err();
             assert_eq!(error.kind(), Kind::Data, "{error}");
             assert!(
-                error.message().starts_with(&format!("picture {name}: ")) && error.message().contains(part),
+                error.message().starts_with(&format!("image {name}: ")) && error.message().contains(part),
                 "{error}"
             );
         }

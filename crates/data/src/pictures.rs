@@ -25,6 +25,11 @@ pub trait Pictures: Debug + Send + Sync {
     /// [`tunesmith_base::Kind::Data`]: no base64; [`tunesmith_base::Kind::Io`]: the file cannot be written.
     fn keep(&self, name: String) -> Result<String>;
 
+    /// Whether this is the name of a picture that [`Self::keep`] has written, and whose file is gone.
+    fn is_lost(&self, _name: &str) -> bool {
+        false
+    }
+
     /// The name of the same picture where it stands with others in a chat; models may show it otherwise than alone.
     fn among_others(&self, name: String) -> String {
         name
@@ -116,7 +121,8 @@ pub struct Shown {
     pub runs: Vec<Range<usize>>,
 }
 
-/// Behind the name of a picture that stands with others and is shown otherwise there: no file's name has this.
+/// Behind the name of a picture that stands with others and is shown otherwise there: no name that [`Pictures::keep`] gives has a control
+/// character.
 pub(crate) const AMONG_OTHERS: char = '\0';
 
 /// Behind the name of a picture for a second encoder, likewise.
@@ -145,7 +151,7 @@ impl Shown {
 }
 
 /// What an error about a picture begins with.
-const BAD_IMAGE: &str = "picture ";
+const BAD_IMAGE: &str = "image ";
 
 /// An error about a picture's file.
 pub(crate) fn bad_image(file: &str, error: Error) -> Error {
@@ -181,15 +187,10 @@ impl ChatPictures {
     /// [`tunesmith_base::Kind::Model`]: the tokenizer lacks a token that stands for pictures.
     pub fn of(pictures: &dyn Pictures, tokenizer: &Tokenizer, names: &[String]) -> Result<Self> {
         let ChatImages { token, form } = pictures.chat().ok_or_else(|| {
-            Error::data("a chat shows a picture, but this model has no token for pictures")
+            Error::data("a chat shows an image, but this model has no token for images")
                 .hint("set vision.image_token and tuning.new_tokens: [\"<image>\"]; or write rows {image, caption}")
         })?;
-        let text_of = |id: u32| {
-            tokenizer.token(id).ok_or_else(|| {
-                Error::model(format!("the tokenizer has no token {id}, which stands for pictures"))
-                    .hint("config.json and tokenizer.json must belong to one model")
-            })
-        };
+        let text_of = |id: u32| text_of(tokenizer, id);
         let image = text_of(token)?;
         let place = match form {
             ChatForm::Bare | ChatForm::AnyRes | ChatForm::Idefics3 | ChatForm::InternVl => image.clone(),
@@ -213,9 +214,7 @@ impl ChatPictures {
             files.push(file);
         }
         let world = pictures.world();
-        for token in world.iter().flat_map(|world| world.tokens) {
-            text_of(token)?;
-        }
+        world.map_or(Ok(()), |world| world.check(tokenizer))?;
         Ok(Self { files, rows, texts, place, token, world, bos: bos(tokenizer) })
     }
 
@@ -251,13 +250,13 @@ impl ChatPictures {
         let wanted: usize = conversation.messages.iter().map(parts).sum();
         if places.len() != wanted || wanted > self.texts.len() {
             return Err(Error::data(format!(
-                "the text has {} for pictures ({:?}), the row {}",
+                "the text has {} for images ({:?}), the row {}",
                 count(places.len(), "place"),
                 self.place,
-                count(wanted.min(self.texts.len()), "picture")
+                count(wanted.min(self.texts.len()), "image")
             ))
             .hint(
-                "no message may contain the token that stands for a picture, and the chat template must show each one",
+                "no message may contain the token that stands for an image, and the chat template must show each one",
             ));
         }
         let mut text = String::with_capacity(rendered.text.len() + self.texts.iter().map(String::len).sum::<usize>());
@@ -300,11 +299,11 @@ impl ChatPictures {
         let wanted: usize = self.rows[..pictures].iter().sum();
         if places.len() != wanted && !(cut && places.len() < wanted) {
             return Err(Error::data(format!(
-                "the pictures take {}, the text has {} that stand for them",
+                "the images take {}, the text has {} that stand for them",
                 count(wanted, "row"),
                 count(places.len(), "token")
             ))
-            .hint("no message may contain the token that stands for a picture"));
+            .hint("no message may contain the token that stands for an image"));
         }
         let mut places = places.into_iter();
         let shown = self.files.iter().zip(&self.rows).take(pictures).map(|(file, &rows)| {
@@ -323,21 +322,45 @@ impl ChatPictures {
             Shown { file: file.clone(), runs }
         });
         let shown = shown.collect();
+        let first = usize::from(self.bos.is_some() && example.input_ids.first().copied() == self.bos);
         Ok(match self.world {
-            Some(world) => self.with_world(world, example, shown),
+            Some(world) => world.put(example, first, shown),
             None => shown,
         })
     }
+}
 
-    /// Puts the rows of a second encoder into an example that shows these pictures, for each between two tokens, behind BOS.
-    fn with_world(
-        &self,
-        WorldRows { tokens, rows }: WorldRows,
-        example: &mut Example,
-        mut shown: Vec<Shown>,
-    ) -> Vec<Shown> {
-        let [begin, end] = tokens;
-        let first = usize::from(self.bos.is_some() && example.input_ids.first().copied() == self.bos);
+/// What stands in front of a caption, without labels, and its pictures: the rows of the picture, and before them those of a second
+/// encoder. The picture's rows get the id `placeholder`, which means nothing.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`]: the picture cannot be read; [`tunesmith_base::Kind::Model`]: the tokenizer lacks a token.
+pub fn before_caption(
+    pictures: &dyn Pictures,
+    tokenizer: &Tokenizer,
+    image: String,
+    placeholder: u32,
+) -> Result<(Vec<u32>, Vec<Shown>)> {
+    let file = pictures.keep(image)?;
+    let rows: usize = pictures.rows(&file)?.tiles.iter().sum();
+    let mut example = Example { input_ids: vec![placeholder; rows], labels: Vec::new() };
+    let mut shown = vec![Shown { file, runs: std::iter::once(0..rows).collect() }];
+    if let Some(world) = pictures.world() {
+        world.check(tokenizer)?;
+        shown = world.put(&mut example, 0, shown);
+    }
+    Ok((example.input_ids, shown))
+}
+
+impl WorldRows {
+    /// Refuses a tokenizer without the tokens around the rows.
+    fn check(&self, tokenizer: &Tokenizer) -> Result<()> {
+        self.tokens.iter().try_for_each(|&token| text_of(tokenizer, token).map(drop))
+    }
+
+    /// Puts the rows into an example that shows these pictures, for each between two tokens, in front of its token `first`.
+    fn put(self, example: &mut Example, first: usize, mut shown: Vec<Shown>) -> Vec<Shown> {
+        let Self { tokens: [begin, end], rows } = self;
         let (mut ids, mut all) = (Vec::new(), Vec::with_capacity(2 * shown.len()));
         for picture in &shown {
             let start = first + ids.len() + 1;
@@ -356,6 +379,14 @@ impl ChatPictures {
         all.append(&mut shown);
         all
     }
+}
+
+/// The text of a token that stands for pictures.
+fn text_of(tokenizer: &Tokenizer, id: u32) -> Result<String> {
+    tokenizer.token(id).ok_or_else(|| {
+        Error::model(format!("the tokenizer has no token {id}, which stands for images"))
+            .hint("config.json and tokenizer.json must belong to one model")
+    })
 }
 
 /// The token that begins a text.
@@ -405,7 +436,7 @@ mod tests {
 
         fn rows(&self, file: &str) -> Result<PictureRows> {
             if file == "broken" {
-                return Err(bad_image(file, Error::data("no picture")));
+                return Err(bad_image(file, Error::data("no image")));
             }
             Ok(PictureRows { tiles: vec![file.len()], split: None })
         }
@@ -470,11 +501,11 @@ mod tests {
             assert_eq!(batch.cu_seqlens[number..number + 2], [first, end]);
             first = end;
         }
-        assert_eq!(batch.tokens.len(), first, "rows of pictures count as tokens");
+        assert_eq!(batch.tokens.len(), first, "rows of images count as tokens");
         assert_eq!(data.train.lengths(), [3 + captions[0].len(), 10 + captions[1].len() + captions[2].len()]);
         assert_eq!(data.train.longest_sequence(), 5 + captions[2].len());
         let (prompt, answer) = data.question(&data.train, 0).unwrap().unwrap();
-        assert_eq!((prompt.len(), &answer), (3, &captions[0]), "a picture is a question");
+        assert_eq!((prompt.len(), &answer), (3, &captions[0]), "an image is a question");
     }
 
     #[test]
@@ -485,7 +516,7 @@ mod tests {
         assert_eq!(kept.train.batch([0, 1]).unwrap(), new.train.batch([0, 1]).unwrap());
         assert_eq!(kept.fingerprint, new.fingerprint);
         let renamed = load(dir.path(), &ROWS.replace("\"cat\"", "\"dog\""), "a", |_| ()).unwrap();
-        assert_ne!(renamed.fingerprint, new.fingerprint, "another picture with as many rows");
+        assert_ne!(renamed.fingerprint, new.fingerprint, "another image with as many rows");
     }
 
     #[test]

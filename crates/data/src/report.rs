@@ -257,7 +257,7 @@ impl Counts {
                 self.unlabeled_places.join(", ")
             ));
         }
-        warnings.extend(self.bad_images.warning(set, "left out, with a picture that cannot be read"));
+        warnings.extend(self.bad_images.warning(set, "left out, with an image that cannot be read"));
         warnings.extend(self.duplicates.warning(set, "left out, duplicating an earlier one"));
         warnings.extend(self.near_duplicates.warning(set, "left out, nearly duplicating an earlier one"));
         let contaminated =

@@ -53,14 +53,14 @@ pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Resu
     let places = shown.iter().filter(|named| named.is_none()).count();
     if places != columns.len() {
         return Err(Error::data(match columns.len() {
-            0 => "a part of type \"image\" names no picture".to_owned(),
+            0 => "a part of type \"image\" names no image".to_owned(),
             found => format!(
                 "the row has {}, its messages {} ({PLACE}, or parts of type \"image\")",
-                count(found, "picture"),
+                count(found, "image"),
                 count(places, "place")
             ),
         })
-        .hint("each picture of the columns images or image takes one place; without any, they stand before the first question"));
+        .hint("each image of the columns images or image takes one place; without any, they stand before the first question"));
     }
     let mut columns = columns.into_iter();
     Ok(shown.into_iter().filter_map(|named| named.or_else(|| columns.next())).collect())
@@ -88,7 +88,7 @@ pub(super) fn refuse_other_media(row: &Map<String, Value>) -> Result<()> {
         value => !value.is_null(),
     };
     match OTHER_MEDIA.iter().find(|field| row.get(**field).is_some_and(there)) {
-        Some(field) => Err(Error::data(format!("the row has {field:?}, expected text and pictures only"))
+        Some(field) => Err(Error::data(format!("the row has {field:?}, expected text and images only"))
             .hint("tunesmith reads no video and no audio: leave such rows out")),
         None => Ok(()),
     }
@@ -115,7 +115,7 @@ fn part_of(part: &mut Value, shown: &mut Vec<Option<String>>) -> Result<()> {
         return Err(Error::data("\"content\" has a part of type \"text\" without \"text\""));
     }
     if ["video", "audio"].iter().any(|media| kind.contains(media)) {
-        return Err(Error::data(format!("\"content\" has a part of type {kind:?}, expected text and pictures only"))
+        return Err(Error::data(format!("\"content\" has a part of type {kind:?}, expected text and images only"))
             .hint("tunesmith reads no video and no audio: leave such rows out"));
     }
     if kind.contains("image") {
@@ -130,7 +130,7 @@ fn part_of(part: &mut Value, shown: &mut Vec<Option<String>>) -> Result<()> {
 /// Puts places for pictures before the first text of the user, as TRL does.
 fn in_front(messages: &mut [Value], pictures: usize) -> Result<()> {
     let first = messages.iter_mut().find(|message| message["role"] == "user");
-    let first = first.ok_or_else(|| Error::data("the row has pictures, but no message of the user to show them in"))?;
+    let first = first.ok_or_else(|| Error::data("the row has images, but no message of the user to show them in"))?;
     let mut parts = vec![json!({ "type": "image" }); pictures];
     match first["content"].take() {
         Value::Array(own) => parts.extend(own),
@@ -157,13 +157,13 @@ fn is_data(value: &Value) -> bool {
 pub(super) fn reference(value: Value) -> Result<String> {
     const NAMES: [&str; 6] = ["path", "image", "url", "image_url", "base64", "data"];
     let wrong = |value: &Value| {
-        Error::data(format!("a picture is {}, expected the name of a file", json_type(value)))
+        Error::data(format!("an image is {}, expected the name of a file", json_type(value)))
             .hint("image: cats/1.jpg, {path: cats/1.jpg}, or {base64: …}")
     };
     match value {
         Value::String(name) if name.starts_with("http://") || name.starts_with("https://") => {
             Err(Error::data(format!("the image is a web address ({name})"))
-                .hint("download it, and name the file: training reads no pictures from the web"))
+                .hint("download it, and name the file: training reads no images from the web"))
         }
         Value::String(name) if name.is_empty() => Err(wrong(&Value::Null)),
         Value::String(text) if is_base64(&text) => Err(Error::data(format!(

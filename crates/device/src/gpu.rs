@@ -455,12 +455,27 @@ pub(crate) unsafe fn zero(ordinal: u8, at: u64, bytes: usize) {
     }
 }
 
-/// Pinned memory of this number of bytes, for copies of a GPU's; none if they are only counted.
+/// Pinned memory of this number of bytes, for copies of a GPU's; none if they are only counted. It may hold what it was used for before.
 pub(crate) fn pinned(ordinal: u8, bytes: usize) -> Option<PinnedMemory> {
+    pinned_again(ordinal, bytes, |_| ())
+}
+
+/// As [`pinned`], all zeros: new memory is.
+pub(crate) fn pinned_zeros(ordinal: u8, bytes: usize) -> Option<PinnedMemory> {
+    pinned_again(ordinal, bytes, |used| used.fill(0))
+}
+
+fn pinned_again(ordinal: u8, bytes: usize, prepare: impl FnOnce(&mut [u8])) -> Option<PinnedMemory> {
     let place = (!counts(ordinal)).then(|| {
         let gpu = gpu(ordinal);
         let idle = gpu.pinned().get_mut(&bytes).and_then(Vec::pop);
-        idle.unwrap_or_else(|| checked(PinnedMemory::new(&gpu.context, bytes)))
+        match idle {
+            Some(mut used) => {
+                prepare(used.as_mut_slice());
+                used
+            }
+            None => checked(PinnedMemory::new(&gpu.context, bytes)),
+        }
     });
     memory::put_on_host(ordinal, bytes);
     place

@@ -63,11 +63,7 @@ impl Drop for Arrival {
 
 impl<T: Element> Pinned<T> {
     pub(crate) fn zeros(ordinal: u8, len: usize) -> Self {
-        let mut place = gpu::pinned(ordinal, len * size_of::<T>());
-        // It may have been used before.
-        if let Some(part) = &mut place {
-            part.as_mut_slice().fill(0);
-        }
+        let place = gpu::pinned_zeros(ordinal, len * size_of::<T>());
         Self { ordinal, len, place, copied: Mutex::default(), of: PhantomData }
     }
 

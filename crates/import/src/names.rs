@@ -8,7 +8,7 @@ pub(super) const REACHED: &str = "gradients of all trained parameters are reduce
 pub(super) const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 pub(super) const UPLOAD: &str = "training uploads nothing; use `tunesmith export --push`";
 pub(super) const MEDIA: &str = "videos and audio are not part of this version";
-pub(super) const PIXELS: &str = "the checkpoint's preprocessor_config.json says how pictures are resized";
+pub(super) const PIXELS: &str = "the checkpoint's preprocessor_config.json says how images are resized";
 pub(super) const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
 
 /// A part that other toolkits freeze by default, as we do: only its training is a setting.

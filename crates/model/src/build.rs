@@ -115,7 +115,7 @@ impl Model {
         let shards = if offloads { shards.offloaded() } else { shards };
         if arch.vision.is_some() && arch.per_layer.is_some() {
             return Err(Error::config(format!(
-                "not yet: pictures in {}, whose blocks have embeddings of their own",
+                "not yet: images in {}, whose blocks have embeddings of their own",
                 arch.family.model_type
             ))
             .hint("leave out the section vision"));

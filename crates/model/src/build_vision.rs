@@ -189,13 +189,6 @@ fn fits(vision: &VisionArch, decoder: &Arch) -> Result<()> {
         ))
         .hint("vision_config.deepstack_visual_indexes must have fewer entries than the decoder has blocks"));
     }
-    if vision.world.is_some() && (vision.mrope.is_some() || !vision.deepstack.is_empty()) {
-        return Err(Error::config(format!(
-            "vision.world: not yet beside the encoder of {}",
-            decoder.family.model_type
-        ))
-        .hint("name a model whose rows of pictures have counted positions, such as Gemma 3"));
-    }
     let turned: usize = vision.mrope.iter().flat_map(|mrope| mrope.sections).sum();
     let wrong = decoder.ropes.iter().find(|rope| vision.mrope.is_some() && rope.rotary_dim != 2 * turned);
     wrong.map_or(Ok(()), |rope| {

@@ -218,8 +218,8 @@ impl Model {
             (Some(vision), _) => vision.check(&batch.images, batch.tokens.len())?,
             (None, true) => {}
             (None, false) => {
-                return Err(Error::data("a row with a picture, and the model has no encoder")
-                    .hint("set vision.encoder, or use a checkpoint that sees pictures"));
+                return Err(Error::data("a row with an image, and the model has no encoder")
+                    .hint("set vision.encoder, or use a checkpoint that sees images"));
             }
         }
         match tokens.or(outside) {

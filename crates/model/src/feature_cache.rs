@@ -128,7 +128,7 @@ impl FeatureCache {
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: they are not there, or were damaged.
     pub fn read(&self, content: &str, count: usize) -> Result<Vec<f32>> {
-        let mut problem = Error::model(format!("no features of the picture {content}"));
+        let mut problem = Error::model(format!("no features of the image {content}"));
         for &place in self.places.get(content).into_iter().flatten() {
             match read_from(&self.files[place], content, count) {
                 Ok(values) => return Ok(values),
@@ -210,7 +210,7 @@ fn read_from(file: &WeightFiles, content: &str, count: usize) -> Result<Vec<f32>
     file.read_into(content, &mut values)?;
     file.read_bytes_into(&digest_name(content), &mut digest)?;
     if digest != *digest_of(&values).as_bytes() {
-        return Err(Error::model(format!("the features of the picture {content} were damaged")));
+        return Err(Error::model(format!("the features of the image {content} were damaged")));
     }
     Ok(values)
 }

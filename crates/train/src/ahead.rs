@@ -199,7 +199,7 @@ mod tests {
                 Some(found) => assert_eq!(found, pixels(file)),
                 None => own += 1,
             }
-            assert!(ahead.shared.lock().bytes <= most + 2 * 16, "each thread may add one picture");
+            assert!(ahead.shared.lock().bytes <= most + 2 * 16, "each thread may add one image");
             let read = reads.load(Ordering::SeqCst);
             assert!(read <= asked / 2 + 5 + 3 + 1, "{read} were read after {asked} were asked for");
         }

@@ -38,7 +38,7 @@ pub(crate) fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     for (label, number) in [
         ("rows left out for their length", report.train.below_min_length + report.train.above_max_length),
         ("rows left out as duplicates", report.train.duplicates.rows + report.train.near_duplicates.rows),
-        ("rows left out with a bad picture", report.train.bad_images.rows),
+        ("rows left out with a bad image", report.train.bad_images.rows),
         ("rows also in the evaluation rows", report.train.contaminated.rows),
     ] {
         if number > 0 {

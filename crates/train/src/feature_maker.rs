@@ -25,43 +25,27 @@ const PART_BYTES: usize = 128 << 20;
 /// How long a rank sleeps before it looks again what others have encoded.
 const OTHERS: Duration = Duration::from_millis(100);
 
-/// Where the image encoder of a run comes from.
+/// Where the image encoder of a run comes from, and what is computed with it.
+#[derive(Debug)]
+pub(crate) struct EncoderSource {
+    pub arch: Arch,
+    pub weights: Option<Arc<WeightFiles>>,
+    pub stack: Arc<Stack>,
+    pub config: Config,
+    pub device: Device,
+    pub features: Features,
+}
+
+/// Computes the features of a run's images.
 #[derive(Debug)]
 pub(crate) struct FeatureMaker {
-    arch: Arch,
-    weights: Option<Arc<WeightFiles>>,
-    stack: Arc<Stack>,
-    config: Config,
-    device: Device,
-    features: Features,
+    source: EncoderSource,
     key: String,
 }
 
-impl FeatureMaker {
-    /// That of a model of these weights on this device. Reads the encoder's tensors once.
-    ///
-    /// # Errors
-    /// The encoder's files cannot be read.
-    pub fn new(
-        arch: Arch,
-        weights: Option<Arc<WeightFiles>>,
-        stack: Arc<Stack>,
-        config: Config,
-        device: Device,
-        features: Features,
-        files: &PictureFiles,
-    ) -> Result<Self> {
-        let mut maker = Self { arch, weights, stack, config, device, features, key: String::new() };
-        maker.key = maker.key_now(files)?;
-        Ok(maker)
-    }
-
-    /// All that features depend on besides the pictures' content.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    fn key_now(&self, files: &PictureFiles) -> Result<String> {
+impl EncoderSource {
+    /// All that features depend on besides the pictures' content. Reads the encoder's tensors once.
+    fn key(&self, files: &PictureFiles) -> Result<String> {
         let Self { arch, config, device, features, .. } = self;
         let base = Source { arch, weights: self.weights.as_deref(), config, stack: &self.stack };
         let vision = arch.vision.as_ref();
@@ -76,6 +60,22 @@ impl FeatureMaker {
         let parts: Vec<String> = parts.into_iter().chain(world).collect();
         Ok(parts.join("\n"))
     }
+}
+
+impl FeatureMaker {
+    /// Computes features with this encoder.
+    ///
+    /// # Errors
+    /// The encoder's files cannot be read.
+    pub fn new(source: EncoderSource, files: &PictureFiles) -> Result<Self> {
+        let key = source.key(files)?;
+        Ok(Self { source, key })
+    }
+
+    /// All that features depend on besides the pictures' content.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
 
     /// Encodes these pictures, whose features were damaged since the run began, as they were encoded before it. Others who share the
     /// cache may have done so meanwhile.
@@ -88,14 +88,14 @@ impl FeatureMaker {
         pictures: &[(&str, &Identity)],
         cache: &mut FeatureCache,
     ) -> Result<()> {
-        let Some(vision) = &self.arch.vision else { return Ok(()) };
-        let numbers = |identity: &Identity| identity.numbers(vision, self.features);
+        let Some(vision) = &self.source.arch.vision else { return Ok(()) };
+        let numbers = |identity: &Identity| identity.numbers(vision, self.source.features);
         cache.refresh();
         cache.forget_damaged(&pictures.iter().map(|(_, it)| (it.content.as_str(), numbers(it))).collect());
         if pictures.iter().all(|(_, identity)| cache.has(&identity.content)) {
             return Ok(());
         }
-        if self.key_now(files)? != self.key {
+        if self.source.key(files)? != self.key {
             return Err(Error::model("the files of the image encoder have changed since the run began")
                 .hint("put the files back that the run began with"));
         }
@@ -130,7 +130,7 @@ impl FeatureMaker {
         let mut encoder = None;
         let mut open: Vec<&[(&str, &Identity)]> = self.parts(pictures);
         observer.event(&Event::Phase("loading the image encoder"));
-        observer.begin("encoding pictures", missing as u64);
+        observer.begin("encoding images", missing as u64);
         while !open.is_empty() {
             let mut claimed = false;
             for part in std::mem::take(&mut open) {
@@ -149,7 +149,7 @@ impl FeatureMaker {
                     continue;
                 }
                 if encoder.is_none() {
-                    let Self { arch, weights, config, stack, features, .. } = self;
+                    let EncoderSource { arch, weights, config, stack, features, .. } = &self.source;
                     encoder = Some(PictureEncoder::load(arch, weights.as_deref(), config, stack, *features)?);
                 }
                 let Some(encoder) = &encoder else { continue };
@@ -158,7 +158,7 @@ impl FeatureMaker {
                 let ahead = Ahead::of(lacking.clone(), rayon::current_num_threads(), Arc::clone(&read));
                 for file in &lacking {
                     let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
-                    let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("picture {file}")))?;
+                    let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("image {file}")))?;
                     cache.add(contents[file.as_str()].to_owned(), encoded)?;
                     observer.advance(u64::from(!split_world(file).1));
                 }
@@ -175,9 +175,9 @@ impl FeatureMaker {
 
     /// The pictures in parts of about as many bytes of features, which whoever shares the cache makes alike.
     fn parts<'a>(&self, pictures: &'a [(&'a str, &'a Identity)]) -> Vec<&'a [(&'a str, &'a Identity)]> {
-        let Some(vision) = &self.arch.vision else { return Vec::new() };
-        let bytes: Vec<usize> =
-            pictures.iter().map(|(_, identity)| 4 * identity.numbers(vision, self.features)).collect();
+        let EncoderSource { arch, features, .. } = &self.source;
+        let Some(vision) = &arch.vision else { return Vec::new() };
+        let bytes: Vec<usize> = pictures.iter().map(|(_, identity)| 4 * identity.numbers(vision, *features)).collect();
         let limit = (bytes.iter().sum::<usize>() / PARTS).clamp(1, PART_BYTES);
         let (mut parts, mut first, mut filled) = (Vec::new(), 0, 0);
         for (at, bytes) in bytes.iter().enumerate() {

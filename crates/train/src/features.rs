@@ -7,7 +7,7 @@ use std::sync::{Arc, RwLock};
 use rayon::prelude::*;
 
 use super::engine;
-use super::feature_maker::FeatureMaker;
+use super::feature_maker::{EncoderSource, FeatureMaker};
 use super::model_source::{Described, ModelSource};
 use super::picture_identity::Identity;
 use super::run_pictures::Computed;
@@ -51,7 +51,7 @@ pub struct KeptFeatures {
 impl KeptFeatures {
     /// In one line, for people.
     pub fn described(&self) -> String {
-        let (pictures, computed) = (count(self.pictures, "picture"), count(self.computed, "picture"));
+        let (pictures, computed) = (count(self.pictures, "image"), count(self.computed, "image"));
         let (bytes, dir) = (human_bytes(self.bytes), self.dir.display());
         format!(
             "the image encoder went over {computed} and is not loaded: the features of {pictures} ({bytes}) are in {dir}"
@@ -75,7 +75,7 @@ pub fn encode(resolved: &Resolved, observer: &dyn Observer) -> Result<KeptFeatur
         let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer, source.pictures.as_ref())?;
         let kept = source.compute_features(&config, &dataset, Compute::Always, observer)?;
         kept.ok_or_else(|| {
-            Error::config("the rows of this run show no pictures").hint("tunesmith data CONFIG shows what a run reads")
+            Error::config("the rows of this run show no images").hint("tunesmith data CONFIG shows what a run reads")
         })
     })
 }
@@ -115,7 +115,7 @@ fn damage(cache: &FeatureCache, pictures: usize, misses: bool) -> Option<String>
     let what = match (pictures, files) {
         (0, 0) => return None,
         (0, files) => format!("{} that cannot be read", count(files, "file")),
-        (pictures, _) => format!("damaged features of {}", count(pictures, "picture")),
+        (pictures, _) => format!("damaged features of {}", count(pictures, "image")),
     };
     Some(format!("{}: {what}: these features are computed again", cache.dir().display()))
 }
@@ -154,7 +154,7 @@ impl ModelSource {
         let Some(features) = vision.fixed_features() else {
             if asked {
                 return Err(Error::config(
-                    "features of pictures cannot be kept, as a part of the image encoder is trained",
+                    "features of images cannot be kept, as a part of the image encoder is trained",
                 )
                 .hint("leave vision.cache_features out, or set tuning.freeze_vision: true"));
             }
@@ -170,7 +170,7 @@ impl ModelSource {
         }
         files.extend(shown(dataset.validation.as_ref()).0);
         let root = config.data.cache_dir.clone().or_else(files::user_cache).unwrap_or_else(std::env::temp_dir);
-        observer.event(&Event::Phase("reading the pictures"));
+        observer.event(&Event::Phase("reading the images"));
         let identities: Vec<(String, Identity)> = files
             .into_par_iter()
             .map(|file| Identity::of(&pictures.source.files, &file).map(|identity| (file, identity)))
@@ -189,21 +189,21 @@ impl ModelSource {
             }
             None
         } else {
-            let maker = FeatureMaker::new(
-                self.arch.clone(),
-                self.weights.clone(),
-                Arc::clone(&self.stack),
-                config.clone(),
-                self.device,
+            let source = EncoderSource {
+                arch: self.arch.clone(),
+                weights: self.weights.clone(),
+                stack: Arc::clone(&self.stack),
+                config: config.clone(),
+                device: self.device,
                 features,
-                &pictures.source.files,
-            )?;
+            };
+            let maker = FeatureMaker::new(source, &pictures.source.files)?;
             let mut cache = FeatureCache::open(&root, maker.key());
             let damaged = if how == Compute::Always { cache.forget_damaged(&known) } else { 0 };
             let missing: u64 =
                 known.iter().filter(|(content, _)| !cache.has(content)).map(|(_, &n)| 4 * n as u64).sum();
             if let Some(why) = too_large(config, &root, missing) {
-                let what = format!("the features of {}: {why}", count(pictures_known, "picture"));
+                let what = format!("the features of {}: {why}", count(pictures_known, "image"));
                 if asked {
                     return Err(Error::new(tunesmith_base::Kind::Io, what)
                         .hint("set vision.feature_cache_size, or data.cache_dir"));

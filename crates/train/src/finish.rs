@@ -229,9 +229,9 @@ impl FinishedRun<'_> {
             Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
-                // Transformers has no class for an encoder and a decoder of two checkpoints.
-                if is_pair {
-                    fact("load in Python", format!("scripts/load_pair.py: load(\"{dir}\")"));
+                // Transformers has no class for encoders and a decoder of several checkpoints.
+                if is_pair || has_world {
+                    fact("load in Python", format!("scripts/load_vision.py: load(\"{dir}\")"));
                 } else {
                     let class = if source.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
                     fact("load in Transformers", format!("AutoModelFor{class}.from_pretrained(\"{dir}\")"));
@@ -255,7 +255,7 @@ impl FinishedRun<'_> {
                 } else {
                     base.to_owned()
                 };
-                if !is_pair {
+                if !is_pair && !has_world {
                     fact("load in PEFT", format!("PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 }
                 fact("train further", format!("tuning.adapter={}", self.weights.display()));

@@ -84,6 +84,10 @@ impl Pictures for RunPictures {
         self.source.files.keep(name)
     }
 
+    fn is_lost(&self, name: &str) -> bool {
+        self.source.files.is_lost(name)
+    }
+
     fn among_others(&self, name: String) -> String {
         self.source.files.among_others(name)
     }
@@ -173,12 +177,12 @@ impl Computed {
         if damaged.is_empty() {
             return Ok(None);
         }
-        let what = format!("{}: damaged features of {}", cache.dir().display(), count(damaged.len(), "picture"));
+        let what = format!("{}: damaged features of {}", cache.dir().display(), count(damaged.len(), "image"));
         let mut mend = || {
             for (content, (file, _)) in &damaged {
                 if Identity::of(source, file)?.content != *content {
                     let name = split_world(file).0;
-                    return Err(Error::data(format!("picture {name}: the file has changed since the run began"))
+                    return Err(Error::data(format!("image {name}: the file has changed since the run began"))
                         .hint("put the file back that the run began with, or start the run again"));
                 }
             }

@@ -76,8 +76,8 @@ impl Sight {
     /// As [`Self::of_rows`].
     pub fn open(config: &Config, seer: Seer<'_>, part: Part, downloads: &dyn DownloadProgress) -> Result<Self> {
         if config.task() != Task::CausalLm {
-            return Err(Error::config(format!("task: {} reads no pictures", config.task()))
-                .hint("leave rows with pictures out, or set vision.load: false"));
+            return Err(Error::config(format!("task: {} reads no images", config.task()))
+                .hint("leave rows with images out, or set vision.load: false"));
         }
         let (folder, vision) = match &config.vision.encoder {
             Some(_) if seer.dir.join(PAIR_SETTINGS).is_file() => {
@@ -111,9 +111,10 @@ impl Sight {
             // InternVL's processor cuts pictures, whatever that of the images says.
             *cut = true;
         }
-        if vision.encoder.channels_last != processing.channels_last {
+        let frames = vision.encoder.frames.unwrap_or(1);
+        if vision.encoder.channels_last != processing.channels_last || frames != processing.frames {
             return Err(Error::model(format!(
-                "{}: {} does not prepare pictures for an encoder of {}",
+                "{}: {} does not prepare images for an encoder of {}",
                 folder.display(),
                 processing.class,
                 vision.encoder.family
@@ -134,7 +135,7 @@ impl Sight {
             Some(any_res) => processor = processor.with_most_tiles(any_res.most_tiles),
             None if cuts_alone => {
                 return Err(Error::model(format!(
-                    "{}: pictures are cut at their own shape, which only llava_onevision reads",
+                    "{}: images are cut at their own shape, which only llava_onevision reads",
                     folder.display()
                 ))
                 .hint("give the encoder a preprocessor_config.json of its own kind, such as SiglipImageProcessor"));
@@ -215,10 +216,6 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
         return Err(Error::config(format!("vision.world: {dir} has a second encoder already"))
             .hint(format!("remove vision.world: {WORLD_SETTINGS} describes the encoder")));
     }
-    if vision.chat.is_none() {
-        return Err(Error::config("vision.world: not yet in front of captions without a chat")
-            .hint("name a multimodal model, or set vision.image_token"));
-    }
     let tokenizer = Tokenizer::load_with(seer.tokenizer, &new_tokens(config, seer))?;
     let token = |text: &str| {
         tokenizer.id(text).ok_or_else(|| {
@@ -243,7 +240,7 @@ fn size(config: &Config, processing: &Processing) -> Result<Size> {
         return match [("min_pixels", min), ("max_pixels", max)].into_iter().find(|(_, pixels)| pixels.is_some()) {
             None => Ok(processing.size),
             Some((key, _)) => Err(Error::config(format!(
-                "vision.{key}: {} does not size pictures by their number of pixels",
+                "vision.{key}: {} does not size images by their number of pixels",
                 processing.class
             ))
             .hint("leave it out: preprocessor_config.json has the size")),

@@ -16,7 +16,7 @@ pub fn best_grid(width: u32, height: u32, grids: &[[u32; 2]]) -> Result<[u32; 2]
         }
     }
     best.ok_or_else(|| {
-        Error::data(format!("the picture has {width} x {height} pixels, of which no grid of tiles shows any"))
+        Error::data(format!("the image has {width} x {height} pixels, of which no grid of tiles shows any"))
             .hint("leave it out, or cut it")
     })
 }

@@ -42,7 +42,7 @@ impl Picture {
     /// pixels.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         if is_cut_off(bytes) {
-            return Err(Error::data("the picture is cut off"));
+            return Err(Error::data("the image is cut off"));
         }
         isolated(|| {
             let (mut picture, orientation) = if is_jpeg(bytes) { jpeg(bytes)? } else { other(bytes)? };
@@ -77,7 +77,7 @@ impl Picture {
     /// As [`Self::decode`], but for damage between the header and the end.
     pub fn size(bytes: &[u8]) -> Result<(u32, u32)> {
         if is_cut_off(bytes) {
-            return Err(Error::data("the picture is cut off"));
+            return Err(Error::data("the image is cut off"));
         }
         isolated(|| {
             let (width, height, orientation) = if is_jpeg(bytes) {
@@ -96,11 +96,11 @@ impl Picture {
 
 /// Runs a decoder; a panic of it becomes an error.
 fn isolated<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Error::data("the picture's decoder failed")))
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Error::data("the image's decoder failed")))
 }
 
 fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::data("the picture cannot be read").caused_by(error)
+    Error::data("the image cannot be read").caused_by(error)
 }
 
 /// Whether a JPEG, PNG or WebP file lacks its end, which shows without decoding it.
@@ -130,10 +130,10 @@ fn is_cut_off(bytes: &[u8]) -> bool {
 
 fn check(width: u64, height: u64) -> Result<()> {
     if width == 0 || height == 0 {
-        return Err(Error::data("the picture has no pixels"));
+        return Err(Error::data("the image has no pixels"));
     }
     if width.saturating_mul(height) > MAX_PIXELS {
-        return Err(Error::data(format!("the picture has {width} x {height} pixels, at most {MAX_PIXELS} are read"))
+        return Err(Error::data(format!("the image has {width} x {height} pixels, at most {MAX_PIXELS} are read"))
             .hint("make it smaller: encoders see a few hundred pixels a side"));
     }
     Ok(())
@@ -160,7 +160,7 @@ fn jpeg_header(bytes: &[u8]) -> Result<(Jpeg<'_>, u32, u32)> {
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     decoder.decode_headers().map_err(unreadable)?;
-    let (width, height) = decoder.dimensions().ok_or_else(|| Error::data("the picture has no header"))?;
+    let (width, height) = decoder.dimensions().ok_or_else(|| Error::data("the image has no header"))?;
     check(width as u64, height as u64)?;
     if matches!(decoder.input_colorspace(), Some(ColorSpace::CMYK | ColorSpace::YCCK)) {
         return Err(Error::data("a CMYK JPEG, expected RGB or grey").hint("convert it: its colors need a profile"));
@@ -175,7 +175,7 @@ fn jpeg_orientation(decoder: &Jpeg<'_>) -> Orientation {
 fn jpeg(bytes: &[u8]) -> Result<(DynamicImage, Orientation)> {
     let (mut decoder, width, height) = jpeg_header(bytes)?;
     let rgb = decoder.decode().map_err(unreadable)?;
-    let picture = RgbImage::from_raw(width, height, rgb).ok_or_else(|| Error::data("the picture is cut off"))?;
+    let picture = RgbImage::from_raw(width, height, rgb).ok_or_else(|| Error::data("the image is cut off"))?;
     Ok((picture.into(), jpeg_orientation(&decoder)))
 }
 
@@ -183,7 +183,7 @@ fn reader(bytes: &[u8]) -> Result<ImageReader<Cursor<&[u8]>>> {
     const KNOWN: [ImageFormat; 5] =
         [ImageFormat::Png, ImageFormat::WebP, ImageFormat::Gif, ImageFormat::Bmp, ImageFormat::Tiff];
     let wrong = || {
-        let found = if bytes.is_empty() { "an empty file" } else { "no picture" };
+        let found = if bytes.is_empty() { "an empty file" } else { "no image" };
         Error::data(format!("{found}, expected a JPEG, PNG, WebP, GIF, BMP or TIFF file"))
     };
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(unreadable)?;

@@ -57,15 +57,20 @@ impl Processor {
     /// How a picture of this size is cut; `several` if others are in its row.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: what is left of it is smaller than a patch, or has too many pixels.
+    /// [`tunesmith_base::Kind::Data`]: what is left of it is smaller than a patch; or on the way there it has too many pixels.
     pub fn layout(&self, width: u32, height: u32, several: bool) -> Result<Layout> {
         if let Size::AnyRes { tile } = self.processing.size
             && !several
         {
             return self.any_res(width, height, tile);
         }
-        let longest = width.max(height);
-        let (width, height) = if self.processing.square.is_some() { (longest, longest) } else { (width, height) };
+        let (width, height) = if self.processing.square.is_some() {
+            let longest = width.max(height);
+            bounded((longest, longest))?;
+            (longest, longest)
+        } else {
+            (width, height)
+        };
         let (mut steps, mut split) = (Vec::new(), None);
         match self.processing.size {
             Size::Kept => {}
@@ -110,7 +115,14 @@ impl Processor {
         }
         steps.iter().try_for_each(|&step| bounded(step))?;
         let (width, height) = steps.last().copied().unwrap_or((width, height));
-        let (width, height) = self.processing.crop.map_or((width, height), |[height, width]| (width, height));
+        let (width, height) = match self.processing.crop {
+            Some([high, wide]) => {
+                // What is kept may lie outside of the picture, which is then made larger.
+                bounded((width.max(wide), height.max(high)))?;
+                (wide, high)
+            }
+            None => (width, height),
+        };
         let whole = match self.processing.size {
             Size::Tiles { tile, .. } if split.is_some() => (tile, tile),
             Size::Canvas { tile: [height, width], .. } => (width, height),
@@ -119,7 +131,7 @@ impl Processor {
         let tile = Tile { rows: (whole.1 / self.patch) as usize, columns: (whole.0 / self.patch) as usize };
         if tile.rows == 0 || tile.columns == 0 {
             let patch = self.patch;
-            return Err(Error::data(format!("the picture has {width} x {height} pixels, a patch {patch} x {patch}")));
+            return Err(Error::data(format!("the image has {width} x {height} pixels, a patch {patch} x {patch}")));
         }
         let tiles = vec![tile; split.map_or(1, |(rows, columns)| rows * columns + 1)];
         Ok(Layout { tiles, split, joined: None, steps })
@@ -142,7 +154,7 @@ impl Processor {
             return Err(Error::data(format!("a grid of more than {MOST_TILES} tiles")));
         }
         let joined = Joined::of([height, width], split, [side; 2], self.most_tiles).ok_or_else(|| {
-            Error::data(format!("of a picture of {width} x {height} pixels nothing would be left"))
+            Error::data(format!("of an image of {width} x {height} pixels nothing would be left"))
                 .hint("its sides differ too much; leave it out, or cut it")
         })?;
         let tiles = vec![Tile { rows: side, columns: side }; split[0] * split[1] + 1];
@@ -253,7 +265,7 @@ impl Processor {
 /// Refuses a size with too many pixels.
 fn bounded((width, height): (u32, u32)) -> Result<()> {
     if u64::from(width) * u64::from(height) > crate::MAX_PIXELS {
-        return Err(Error::data(format!("the picture would be made {width} x {height} pixels large"))
+        return Err(Error::data(format!("the image would be made {width} x {height} pixels large"))
             .hint("its sides differ too much; leave it out, or cut it"));
     }
     Ok(())
@@ -268,7 +280,7 @@ fn within(width: u32, height: u32, factor: u64, [least, most]: [u64; 2]) -> Resu
     let (long, short) = (width.max(height), width.min(height));
     if f64::from(long) / f64::from(short) > f64::from(MOST_APART) {
         return Err(Error::data(format!(
-            "the picture has {width} x {height} pixels, one side over {MOST_APART} times the other"
+            "the image has {width} x {height} pixels, one side over {MOST_APART} times the other"
         ))
         .hint("leave it out, or cut it"));
     }

@@ -1,7 +1,7 @@
 //! Images against Pillow, torchvision and Transformers (`scripts/golden/pixels.py`), to the bit; and files that lie.
 use super::*;
 use crate::resize::resize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tunesmith_config::vision::{Backend, Processing, Resample};
@@ -98,7 +98,7 @@ fn a_file_that_lies_is_refused() {
         assert!(error.message().contains(part), "{error} lacks {part:?}");
     };
     refused(b"", "an empty file");
-    refused(b"no picture at all", "no picture");
+    refused(b"no image at all", "no image");
     refused(&fs::read(golden("cmyk.jpg")).unwrap(), "CMYK");
     // A header of 60,000 x 60,000 pixels with no data behind it.
     let mut bomb = fs::read(golden("rgb.png")).unwrap();
@@ -107,6 +107,25 @@ fn a_file_that_lies_is_refused() {
     bomb[29..33].copy_from_slice(&crc);
     refused(&bomb, "60000 x 60000");
     assert!(Picture::size(&bomb).is_err());
+}
+
+#[test]
+fn no_step_makes_an_image_larger_than_may_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let processor = |settings: Value| {
+        fs::write(folder.path().join("preprocessor_config.json"), settings.to_string()).unwrap();
+        Processor::new(Processing::open(folder.path()).unwrap(), 8)
+    };
+    let padded = json!({"image_processor_type": "LlavaImageProcessor", "do_pad": true, "size": {"shortest_edge": 32}, "crop_size": 32});
+    let cropped = json!({"image_processor_type": "CLIPImageProcessor", "do_resize": false, "crop_size": {"height": 16384, "width": 16}});
+    let cropped_square = json!({"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 16384});
+    for (settings, width, height) in [(padded, 60_000, 1), (cropped, 60_000, 1), (cropped_square, 32, 32)] {
+        let processor = processor(settings);
+        let error = processor.layout(width, height, false).unwrap_err();
+        assert!(error.kind() == tunesmith_base::Kind::Data && error.message().contains("would be made"), "{error}");
+        let picture = Picture { width, height, rgb: vec![0; 3 * width as usize * height as usize] };
+        assert!(processor.pixels(&picture, false).is_err());
+    }
 }
 
 #[test]

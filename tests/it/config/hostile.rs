@@ -1,6 +1,8 @@
 //! Files and words that mean harm, or look like it.
 use super::*;
+use serde_json::{Value, json};
 use std::fmt::Write;
+use tunesmith::config::vision::Processing;
 
 fn refused_quickly(contents: impl AsRef<[u8]>, message: &str) {
     let folder = Folder::new(&[]);
@@ -61,6 +63,34 @@ fn what_is_no_yaml_names_the_place() {
     refused_quickly("just words", "found the string \"just words\"");
     refused_quickly("train: {<<: {seed: 1}}", "unknown key train.<<");
     refused_quickly("train: {seed: 1}\0", "a.yaml:1");
+}
+
+#[test]
+fn values_that_no_image_survives_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |key: &str, value: Value| {
+        let mut settings = json!({"image_processor_type": "SiglipImageProcessor", "size": 32});
+        settings[key] = value;
+        std::fs::write(folder.path().join("preprocessor_config.json"), settings.to_string()).unwrap();
+        Processing::open(folder.path())
+    };
+    for (key, values) in [
+        ("image_std", json!([[0, 1, 1], [-0.5, 0.5, 0.5], [1e-40, 1, 1], [1e9, 1, 1], [0.5], [], "NaN", [null, 1, 1]])),
+        ("image_mean", json!([[1e300, 0, 0], [0.5], [0, 0, 0, 0], {"0": 1}])),
+        ("rescale_factor", json!([0, -1, 1e-30, 1e30, "1"])),
+        ("size", json!([0, -1, 1e9, 16385, "32", {"height": 32}, {"height": 0, "width": 32}, {"longest_edge": 32}])),
+    ] {
+        for value in values.as_array().unwrap() {
+            let error = open(key, value.clone()).unwrap_err();
+            let named = error.message().contains("preprocessor_config.json") && error.message().contains(key);
+            assert!(error.kind() == Kind::Model && named, "{key}: {value}: {error}");
+        }
+    }
+    for (key, value) in
+        [("image_std", json!([1e-6, 1, 1e6])), ("rescale_factor", json!(1e-9)), ("image_mean", json!(0.5))]
+    {
+        assert!(open(key, value.clone()).is_ok(), "{key}: {value}");
+    }
 }
 
 #[test]

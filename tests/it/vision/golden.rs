@@ -120,7 +120,8 @@ pub fn world(name: &str, decoder_size: usize) -> World {
         },
         image_size: run["side"].as_u64().unwrap() as usize,
     };
-    World::open(&golden(name), settings, [tokens[0] as u32, tokens[1] as u32], decoder_size).unwrap()
+    let vae = golden(run["vae"].as_str().unwrap());
+    World::open(&vae, settings, [tokens[0] as u32, tokens[1] as u32], decoder_size).unwrap()
 }
 
 /// Appends a row of `run.json` to a batch.
@@ -158,12 +159,19 @@ fn push(
         }
     }
     assert_eq!(places.len(), images.len());
-    if let Some(rows) = run["world"]["rows"].as_u64() {
-        // Behind BOS: for each picture a token, the rows, another token.
+    if let Some(rows) = run["world"]["rows"].as_u64().map(|rows| rows as usize) {
+        // Behind BOS, or in front of a picture and its caption: for each picture a token, the rows, another token.
+        let prefix = run["prefix"] == true;
         for (number, &picture) in images.iter().enumerate() {
-            let first = 2 + number * (rows as usize + 2);
-            let runs = std::iter::once(first..first + rows as usize).collect();
+            let first = usize::from(!prefix) + 1 + number * (rows + 2);
+            let runs = std::iter::once(first..first + rows).collect();
             batch.images.push(ImageRows { runs, pixels: Arc::clone(&worlds[picture]) }.moved(start));
+        }
+        if prefix {
+            let [begin, end] = [0, 1].map(|at| integers(&run["world"]["tokens"])[at] as u32);
+            ids.splice(0..0, [vec![begin; rows + 1], vec![end]].concat());
+            labels.splice(0..0, vec![IGNORE; rows + 2]);
+            places = places.into_iter().map(|place| place.start + rows + 2..place.end + rows + 2).collect();
         }
     }
     for (place, picture) in places.into_iter().zip(images) {

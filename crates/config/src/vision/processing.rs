@@ -252,7 +252,7 @@ impl Processing {
             }
         }
         Err(Error::model(format!("{} has no preprocessor_config.json", dir.display()))
-            .hint("copy it from the image encoder's repository: it says how pictures are resized and normalised"))
+            .hint("copy it from the image encoder's repository: it says how images are resized and normalised"))
     }
 }
 
@@ -273,10 +273,14 @@ fn read(source: &Source<'_>) -> Result<Processing> {
     let normalize = source.flag("do_normalize", true)?;
     let mean = channels(source, "image_mean", class.normal[0])?;
     let normal = [mean, channels(source, "image_std", class.normal[1])?];
-    if normal[1].contains(&0.0) {
-        return Err(source.mismatch("image_std", "numbers above 0"));
+    // With these, no byte becomes a value that f32 does not hold.
+    if !normal[1].iter().all(|deviation| (1e-6..=1e6).contains(deviation)) {
+        return Err(source.mismatch("image_std", "numbers from 1e-6 to 1e6"));
     }
-    let rescale = source.positive("rescale_factor", 1.0 / 255.0)?;
+    let rescale = source.number_or("rescale_factor", 1.0 / 255.0)?;
+    if !(1e-9..=1e9).contains(&rescale) {
+        return Err(source.mismatch("rescale_factor", "a number from 1e-9 to 1e9"));
+    }
     let squared = class.name == "LlavaImageProcessor" && source.flag("do_pad", false)?;
     let any_res = matches!(class.size, Size::AnyRes { .. });
     if any_res && (!source.flag("do_resize", true)? || source.get("crop_size").is_some()) {

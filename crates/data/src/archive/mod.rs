@@ -120,7 +120,7 @@ impl Index {
             Some(Packing::Zip) => zip::members(&file, &mut add)?,
             _ => {
                 return Err(Error::data(
-                    "a compressed archive, in which no picture can be found without unpacking all before it",
+                    "a compressed archive, in which no image can be found without unpacking all before it",
                 )
                 .hint("decompress it, or name it in data.train_path"));
             }

@@ -1,9 +1,7 @@
 //! Rows with images: captions, which have no template and no BOS, and chats.
-use std::iter;
-
 use super::{Encoder, Example, IGNORE, TokenizedRow, expect_template};
 use crate::messages::Conversation;
-use crate::pictures::{ChatPictures, Pictures, Shown};
+use crate::pictures::{ChatPictures, Pictures, before_caption};
 use crate::template::ChatTemplate;
 use serde_json::json;
 use tunesmith_base::error::{Error, Result};
@@ -11,31 +9,29 @@ use tunesmith_base::error::{Error, Result};
 impl Encoder {
     fn pictures(&self) -> Result<&dyn Pictures> {
         self.pictures.as_deref().ok_or_else(|| {
-            Error::data("the row has a picture, but the model sees none")
-                .hint("name a model that sees pictures, pair this one with an encoder (vision.encoder), or set data.format: text to train on the text alone")
+            Error::data("the row has an image, but the model sees none")
+                .hint("name a model that sees images, pair this one with an encoder (vision.encoder), or set data.format: text to train on the text alone")
         })
     }
 
-    /// An example for each caption. In front of a caption stand the picture's rows; there is no BOS, and the last of these rows
-    /// predicts the first token. Their ids mean nothing. In a model that shows pictures in chats, the picture is the question.
+    /// An example for each caption. In front of a caption stand the picture's rows ([`before_caption`]); there is no BOS, and the last of
+    /// these rows predicts the first token. In a model that shows pictures in chats, the picture is the question.
     pub(super) fn captions(&self, image: String, captions: Vec<String>) -> Result<TokenizedRow> {
         let pictures = self.pictures()?;
         if pictures.chat().is_some() {
             return self.answers(&image, captions);
         }
-        let file = pictures.keep(image)?;
-        let rows: usize = pictures.rows(&file)?.tiles.iter().sum();
-        let shown = vec![Shown { file, runs: iter::once(0..rows).collect() }];
+        let (before, shown) =
+            before_caption(pictures, &self.tokenizer, image, self.tokenizer.eos_id().unwrap_or_default())?;
         let mut row = TokenizedRow::default();
         for caption in &captions {
             let encoded = self.tokenizer.encode_first(caption, false, self.options.most_tokens())?;
             row.notes.keeps_tokens |= encoded.ids.iter().any(|id| self.tokenizer.is_control(*id));
             let labels = encoded.ids.iter().map(|&id| id as i32).collect();
             let caption = self.with_eos(Example { input_ids: encoded.ids, labels })?;
-            let placeholder = caption.input_ids.last().copied().unwrap_or_default();
             let example = Example {
-                input_ids: [vec![placeholder; rows], caption.input_ids].concat(),
-                labels: [vec![IGNORE; rows], caption.labels].concat(),
+                input_ids: [&before[..], &caption.input_ids].concat(),
+                labels: [vec![IGNORE; before.len()], caption.labels].concat(),
             };
             row.longest = row.longest.max(example.input_ids.len());
             row.examples.push(example);

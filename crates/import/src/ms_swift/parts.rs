@@ -109,7 +109,7 @@ pub(super) fn environment(import: &mut Import, key: &str, node: &Node) {
             "IMAGE_MAX_TOKEN_NUM" | "IMAGE_MIN_TOKEN_NUM" => {
                 import.unsupported(
                     &from,
-                    "tokens of a picture: set vision.max_pixels and min_pixels (Qwen3-VL: 1,024 pixels a token)",
+                    "tokens of an image: set vision.max_pixels and min_pixels (Qwen3-VL: 1,024 pixels a token)",
                 );
             }
             "CUDA_VISIBLE_DEVICES" | "NPROC_PER_NODE" | "NNODES" | "NODE_RANK" | "MASTER_ADDR" | "MASTER_PORT" => {

@@ -52,8 +52,8 @@ struct Shown {
     runs: Vec<Range<usize>>,
     /// Whether they are those of a second encoder, which see what is before them alone.
     world: bool,
-    /// How many rows and columns these are, where that counts.
-    sides: [usize; 2],
+    /// How many rows and columns these are, where they are a grid.
+    sides: Option<[usize; 2]>,
     /// The rows themselves, `[rows, hidden]` of each connector.
     rows: Arc<[Vec<f32>]>,
 }
@@ -168,7 +168,7 @@ impl Model {
         let end = images.iter().flat_map(|image| &image.runs).map(|run| run.end).max().unwrap_or_default();
         self.check(&Batch { tokens: vec![0; end], images: images.to_vec(), ..Batch::default() })?;
         let shown = |image: &ImageRows| {
-            let sides = self.vision.as_ref().map_or([0; 2], |vision| vision.sides(&image.pixels));
+            let sides = self.vision.as_ref().and_then(|vision| vision.sides(&image.pixels));
             let world = image.pixels.world;
             Ok(Shown { runs: image.runs.clone(), world, sides, rows: self.encode(image)?.into() })
         };
@@ -246,7 +246,7 @@ impl Model {
         let mut runs = cache.images.iter().filter(|image| !image.world).flat_map(|image| &image.runs);
         let cut = self.sees_both_ways() && runs.any(|run| run.start < end && end < run.end);
         if cut {
-            Err(Error::data(format!("position {end} is inside of a picture, which is read as a whole")))
+            Err(Error::data(format!("position {end} is inside of an image, which is read as a whole")))
         } else {
             Ok(())
         }
@@ -281,7 +281,8 @@ impl Model {
         let rule = self.vision.as_ref()?.arch.mrope.as_ref()?;
         let mut positions = Positions::new(rule);
         for text in texts {
-            let pictures: Vec<_> = text.images.iter().map(|image| (image.runs[0].clone(), image.sides)).collect();
+            let pictures = text.images.iter().map(|image| Some((image.runs[0].clone(), image.sides?)));
+            let pictures: Vec<_> = pictures.flatten().collect();
             positions.extend(&pictures, text.start..text.tokens.len());
         }
         Some(positions)

@@ -86,7 +86,8 @@ impl Model {
     fn positions(&self, batch: &Batch) -> Option<Positions> {
         let vision = self.vision.as_ref().filter(|_| !batch.images.is_empty())?;
         let mut positions = Positions::new(vision.arch.mrope.as_ref()?);
-        let sides: Vec<_> = batch.images.iter().map(|image| (&image.runs[0], vision.sides(&image.pixels))).collect();
+        let sides = batch.images.iter().map(|image| Some((&image.runs[0], vision.sides(&image.pixels)?)));
+        let sides: Vec<_> = sides.flatten().collect();
         for ends in batch.cu_seqlens.windows(2) {
             let own = sides.iter().filter(|(run, _)| ends[0] <= run.start && run.end <= ends[1]);
             let own: Vec<Shown> = own.map(|(run, sides)| (run.start - ends[0]..run.end - ends[0], *sides)).collect();

@@ -160,7 +160,7 @@ impl Vision {
             self.check_picture(image)?;
             for run in &image.runs {
                 if run.start < end || run.end <= run.start || run.end > tokens {
-                    return Err(Error::data("the rows of pictures overlap, or lie outside of the text"));
+                    return Err(Error::data("the rows of images overlap, or lie outside of the text"));
                 }
                 end = run.end;
             }
@@ -173,15 +173,16 @@ impl Vision {
         match (image.pixels.world, &self.world) {
             (false, _) => self.check_own(image)?,
             (true, Some(world)) => world.check(&image.pixels)?,
-            (true, None) => return Err(Error::data("a picture for a second encoder, which the model does not have")),
+            (true, None) => return Err(Error::data("an image for a second encoder, which the model does not have")),
         }
         let (rows, found) = (self.rows(&image.pixels), image.rows());
         if rows != found {
-            return Err(Error::data(format!("rows of a picture: {rows}, tokens that stand for it: {found}"))
+            return Err(Error::data(format!("rows of an image: {rows}, tokens that stand for it: {found}"))
                 .hint("the processor's files and config.json must belong to one model"));
         }
-        if self.arch.mrope.is_some() && (image.pixels.tiles.len() != 1 || image.runs.len() != 1) {
-            return Err(Error::data("a picture of several tiles or runs, whose rows have no place in one grid"));
+        let in_grid = self.arch.mrope.is_some() && !image.pixels.world;
+        if in_grid && (image.pixels.tiles.len() != 1 || image.runs.len() != 1) {
+            return Err(Error::data("an image of several tiles or runs, whose rows have no place in one grid"));
         }
         Ok(())
     }
@@ -192,7 +193,7 @@ impl Vision {
         let wanted = self.numbers_of(&image.pixels);
         if patches == 0 || image.pixels.patches.len() != wanted {
             let found = image.pixels.patches.len();
-            return Err(Error::data(format!("a picture of {patches} patches has {found} numbers, expected {wanted}")));
+            return Err(Error::data(format!("an image of {patches} patches has {found} numbers, expected {wanted}")));
         }
         if tiles.iter().any(|tile| !tile.rows.is_multiple_of(side) || !tile.columns.is_multiple_of(side)) {
             return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));
@@ -203,10 +204,10 @@ impl Vision {
             let equal = tiles.iter().all(|tile| [tile.rows, tile.columns] == [high, wide]);
             let inside = joined.rows.end <= down * high && joined.columns.end <= across * wide;
             if !equal || !inside || tiles.len() != down * across + 1 || self.arch.any_res.is_none() {
-                return Err(Error::data("a picture whose tiles are not those of its grid"));
+                return Err(Error::data("an image whose tiles are not those of its grid"));
             }
         } else if self.arch.any_res.is_some() && tiles.len() != 1 {
-            return Err(Error::data("a picture of several tiles without their grid"));
+            return Err(Error::data("an image of several tiles without their grid"));
         }
         Ok(())
     }
@@ -230,10 +231,12 @@ impl Vision {
         self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)), pixels.joined.as_ref())
     }
 
-    /// Rows and columns of a picture's rows in the decoder, where they are a grid.
-    pub(crate) fn sides(&self, pixels: &Pixels) -> [usize; 2] {
+    /// Rows and columns of a picture's rows in the decoder, where they are a grid. Those of a second encoder have counted positions,
+    /// as text has.
+    pub(crate) fn sides(&self, pixels: &Pixels) -> Option<[usize; 2]> {
         let side = self.arch.connector.side();
-        pixels.tiles.first().map_or([0; 2], |tile| [tile.rows / side, tile.columns / side])
+        let first = pixels.tiles.first().filter(|_| !pixels.world);
+        first.map(|tile| [tile.rows / side, tile.columns / side])
     }
 
     /// The rows of the first encoder's pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where

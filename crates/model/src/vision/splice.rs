@@ -50,7 +50,7 @@ pub(crate) fn by_sequence(images: &[ImageRows], cu_seqlens: &[usize]) -> Vec<Vec
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init, reason = "runs of rows, of which a picture may have one")]
+#[allow(clippy::single_range_in_vec_init, reason = "runs of rows, of which an image may have one")]
 mod tests {
     use super::*;
     use std::sync::Arc;

@@ -79,19 +79,24 @@ impl Vision {
         let (second, first): (Vec<&Pixels>, Vec<&Pixels>) = pictures.iter().copied().partition(|pixels| pixels.world);
         self.pool.reserve(places.count());
         let (y, saved) = world.forward(&self.pass(pass, None, &[]), &second);
-        let mut rows = y.scatter(&places.world, places.count());
+        // Behind inner blocks of the decoder, nothing is added to the rows of a second encoder.
+        let mut rows = vec![y.scatter(&places.world, places.count())];
         let mut own = None;
         if !first.is_empty() {
             let of_own = training.map(|training| places.own_of(training));
             let training = training.zip(of_own.as_ref()).map(|(training, own)| own.of(training));
-            // A second encoder stands beside one with a single connector.
             let (features, trace) = self.forward_own(pass, &first, training)?;
-            for features in &features {
-                elementwise::add(&mut rows, &features.scatter(&places.own, places.count()));
-            }
+            let mut features = features.iter().map(|features| features.scatter(&places.own, places.count()));
+            features.by_ref().take(1).for_each(|first| elementwise::add(&mut rows[0], &first));
+            rows.extend(features);
             own = Some(trace);
         }
-        Ok((vec![rows], Trace { own, world: Some((saved, places)) }))
+        while rows.len() <= self.arch.deepstack.len() {
+            let mut nothing = rows[0].like();
+            nothing.zero();
+            rows.push(nothing);
+        }
+        Ok((rows, Trace { own, world: Some((saved, places)) }))
     }
 
     /// The features of a picture, on the host; of one for the second encoder its latents.
@@ -123,12 +128,12 @@ impl Vision {
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
-        let (Some((saved, places)), Some(world), [rows]) = (trace.world, &self.world, dy) else {
+        let (Some((saved, places)), Some(world), [rows, ..]) = (trace.world, &self.world, dy) else {
             return trace.own.map_or(Ok(()), |own| self.backward_own(pass, own, training, dy, params, grads));
         };
         if let Some(trace) = trace.own {
             let own = places.own_of(training);
-            let dy = [rows.gather(&places.own)];
+            let dy: Vec<Activation> = dy.iter().map(|rows| rows.gather(&places.own)).collect();
             self.backward_own(pass, trace, own.of(training), &dy, params, grads)?;
         }
         World::backward(world, &self.pass(pass, None, &[]), saved, &rows.gather(&places.world), grads);

@@ -43,11 +43,11 @@ impl World {
     /// [`tunesmith_base::Kind::Data`].
     pub fn check(&self, pixels: &Pixels) -> Result<()> {
         let side = self.spec.image_size;
-        let [tile] = pixels.tiles.as_slice() else { return Err(Error::data("a second picture of several tiles")) };
+        let [tile] = pixels.tiles.as_slice() else { return Err(Error::data("a second image of several tiles")) };
         if [tile.rows, tile.columns] != [side; 2] || pixels.patches.len() != self.numbers() {
             let (rows, columns) = (tile.rows, tile.columns);
             return Err(Error::data(format!(
-                "a picture of {rows} x {columns} pixels for the second encoder, expected {side} x {side}"
+                "an image of {rows} x {columns} pixels for the second encoder, expected {side} x {side}"
             )));
         }
         Ok(())

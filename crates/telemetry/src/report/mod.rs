@@ -281,7 +281,7 @@ fn samples(page: &mut String, samples: &[Sample]) {
 fn pictures(uris: &[String]) -> String {
     let ours = uris.iter().filter(|uri| uri.starts_with("data:image/png;base64,"));
     ours.fold(String::new(), |mut all, uri| {
-        let _ = write!(all, "<img src=\"{}\" alt=\"picture\">", escape(uri));
+        let _ = write!(all, "<img src=\"{}\" alt=\"image\">", escape(uri));
         all
     })
 }
