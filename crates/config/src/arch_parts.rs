@@ -13,7 +13,7 @@ pub struct PerLayerSpec {
     pub tokens: usize,
 }
 
-/// Several residual streams, of which a block computes one: the others are predicted before it and corrected after it (AltUp, Gemma
+/// Several residual streams, of which a block computes one: the others are predicted before it and corrected after it (`AltUp`, Gemma
 /// 3n). Beside attention each block has a low-rank branch (Laurel).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AltUpSpec {

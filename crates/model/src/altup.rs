@@ -1,4 +1,4 @@
-//! A block of several residual streams (AltUp, Gemma 3n). The streams lie side by side, `[tokens, streams * hidden]`. The block computes
+//! A block of several residual streams (`AltUp`, Gemma 3n). The streams lie side by side, `[tokens, streams * hidden]`. The block computes
 //! the active one; all are predicted before it and corrected after it:
 //!
 //! ```text

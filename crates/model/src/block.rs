@@ -81,15 +81,12 @@ impl Block {
         whole: bool,
         mixing: &mut dyn Mixing,
     ) -> (Activation, Saved) {
-        let (mut y, saved) = match &self.altup {
-            Some(altup) => {
-                let (y, branches, around) = altup.forward(&self.branches, pass, x, rows, whole, mixing);
-                (y, Saved { branches, altup: Some(Box::new(around)) })
-            }
-            None => {
-                let (y, branches) = branches::forward(&self.branches, pass, x, rows, whole, mixing);
-                (y, Saved { branches, altup: None })
-            }
+        let (mut y, saved) = if let Some(altup) = &self.altup {
+            let (y, branches, around) = altup.forward(&self.branches, pass, x, rows, whole, mixing);
+            (y, Saved { branches, altup: Some(Box::new(around)) })
+        } else {
+            let (y, branches) = branches::forward(&self.branches, pass, x, rows, whole, mixing);
+            (y, Saved { branches, altup: None })
         };
         if let Some(scalar) = self.scalar {
             elementwise::scale(&mut y, scalar);

@@ -1,4 +1,4 @@
-//! How several residual streams begin before the first block and end behind the last one (AltUp, Gemma 3n): the others are
+//! How several residual streams begin before the first block and end behind the last one (`AltUp`, Gemma 3n): the others are
 //! projections of the embedding, of its root mean square, and the output is the mean of the first and of projections of the others, of
 //! the root mean square of the first.
 use super::grads::Grads;

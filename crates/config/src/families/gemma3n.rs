@@ -1,4 +1,4 @@
-//! Gemma 3n, text: several residual streams of which a block computes one (AltUp), a low-rank branch beside attention (Laurel),
+//! Gemma 3n, text: several residual streams of which a block computes one (`AltUp`), a low-rank branch beside attention (Laurel),
 //! embeddings for each block, last blocks without their own keys and values, and first blocks whose MLPs keep few features.
 use super::{gemma, gemma4};
 use crate::arch::{AltUpSpec, Arch, NormPlacement, PartSpec, QkNorm};
