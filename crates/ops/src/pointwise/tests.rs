@@ -21,6 +21,8 @@ fn equals_the_definition_and_its_finite_differences() {
         check_gradient(&format!("d{function:?}"), &x, &xa.to_rows(), loss);
     };
     each_engine(|engine| {
-        [Gelu, GeluTanh, QuickGelu, Silu, Relu, Relu2, Tanh].into_iter().for_each(|it| run(engine, it));
+        for function in [Gelu, GeluTanh, QuickGelu, Silu, Relu, Relu2, Tanh] {
+            run(engine, function);
+        }
     });
 }

@@ -10,7 +10,9 @@ fn equals_the_definition_and_its_finite_differences() {
             let (mut x, r) = (numbers(1, tokens * features), numbers(2, tokens * features));
             // Every third row is below the floor.
             for row in x.chunks_mut(features).step_by(3) {
-                row.iter_mut().for_each(|x| *x *= 1e-3);
+                for x in row.iter_mut() {
+                    *x *= 1e-3;
+                }
             }
             let (seed, start) = (numbers(3, x.len()), numbers(4, x.len()));
             let rows = |values: &[f32]| Activation::from_rows(&pool, values, features);
