@@ -287,6 +287,31 @@ ARCHITECTURES = {
         "BF16",
         number=303,
     ),
+    # As E2B: four streams, a branch beside attention, embeddings of fewer tokens than the vocabulary has, blocks of few features, last
+    # blocks without keys of their own.
+    "gemma3n": Architecture(
+        "Gemma3nTextConfig",
+        dict(BASE, rms_norm_eps=1e-6, num_hidden_layers=5, head_dim=16, sliding_window=6, intermediate_size=[72, 72, 80, 72, 88],
+             layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+             num_kv_shared_layers=2, activation_sparsity_pattern=[0.7, 0.5, 0.0, 0.8, 0.0], hidden_size_per_layer_input=32,
+             vocab_size_per_layer_input=400, laurel_rank=8, altup_num_inputs=4, altup_active_idx=0, altup_coef_clip=120.0,
+             final_logit_softcapping=2.0, rope_theta=1e6, rope_local_base_freq=10000.0, tie_word_embeddings=True),
+        "BF16",
+        full=True,
+        number=366,
+    ),
+    # Three streams, of which blocks compute the second; a head of its own; widths that are no multiples of 16.
+    "gemma3n_odd": Architecture(
+        "Gemma3nTextConfig",
+        dict(BASE, hidden_size=52, rms_norm_eps=1e-5, num_hidden_layers=3, head_dim=12, sliding_window=7, intermediate_size=70,
+             layer_types=["sliding_attention", "full_attention", "sliding_attention"], num_kv_shared_layers=0,
+             activation_sparsity_pattern=[0.6, 0.0, 0.3], hidden_size_per_layer_input=20, vocab_size_per_layer_input=600, laurel_rank=5,
+             altup_num_inputs=3, altup_active_idx=1, final_logit_softcapping=30.0, rope_theta=1e5, rope_local_base_freq=5000.0,
+             rope_scaling=dict(rope_type="linear", factor=4.0), attention_bias=True, tie_word_embeddings=False),
+        "F32",
+        full=True,
+        number=367,
+    ),
     "granitemoehybrid": Architecture(
         "GraniteMoeHybridConfig",
         dict(BASE, rms_norm_eps=1e-2, num_hidden_layers=3, tie_word_embeddings=False, position_embedding_type="nope", num_local_experts=0,
@@ -450,6 +475,18 @@ ARCHITECTURES = {
         full=True,
         lora=dict(target_modules=["q_proj", *LATENT[2:]], target_parameters=EXPERTS),
         number=346,
+    ),
+    "deepseek_v2_groups": Architecture(
+        "DeepseekV2Config",
+        # Four groups of two experts, of which a token goes to two by their best one, and one shared expert.
+        dict(BASE, num_key_value_heads=4, rms_norm_eps=1e-6, rope_theta=10000.0, intermediate_size=80, tie_word_embeddings=False, q_lora_rank=24,
+             kv_lora_rank=32, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=8, num_experts_per_tok=3,
+             moe_intermediate_size=24, n_shared_experts=1, topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=4.0,
+             first_k_dense_replace=1),
+        "BF16",
+        full=True,
+        lora=dict(target_modules=LATENT, target_parameters=EXPERTS + ["mlp.gate.weight"]),
+        number=347,
     ),
 }
 

@@ -67,8 +67,8 @@ def make_weights(config, seed, stored):
     rng = np.random.default_rng(seed)
     weights = {}
     # Gemma's norms multiply by one more than their weight, and its embeddings are scaled up. Qwen3.5 has such norms outside of its
-    # linear attention, and Gemma 4 has none.
-    gemma, fourth = config.model_type.startswith("gemma"), config.model_type.startswith("gemma4")
+    # linear attention, and Gemma 3n and 4 have none.
+    gemma, fourth = config.model_type.startswith("gemma"), config.model_type.startswith(("gemma3n", "gemma4"))
     # Those of Muse Glimmer's blocks do too, and the one behind them does not.
     in_muse = lambda name: config.model_type.startswith("muse_glimmer") and ".layers." in name
     centred = lambda name: in_muse(name) or (gemma and not fourth) or (config.model_type.startswith(("qwen3_5", "qwen3_next")) and "linear_attn" not in name)
@@ -78,13 +78,19 @@ def make_weights(config, seed, stored):
         noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
         if "norm" in name:
             value = (0.0 if centred(name) else 1.0) + 0.2 * noise
-            # Gemma 4 leaves the scale of scores to these.
+            # Gemma 3n and 4 leave the scale of scores to these.
             value *= 0.5 if fourth and name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         elif name.endswith(".bias"):
             value = 0.2 * noise
         elif is_choice_bias(name):
             value = 0.3 * noise
-        elif name.endswith((".router.scale", ".per_expert_scale")):
+        elif name.endswith("altup.modality_router.weight"):
+            # What it takes is divided by the width.
+            value = noise * 20.0 / math.sqrt(parameter.shape[-1])
+        elif name.endswith(("altup.prediction_coefs.weight", "altup.correction_coefs.weight")):
+            # Larger ones make the streams grow from block to block, with their rounding.
+            value = noise * 0.2
+        elif name.endswith((".router.scale", ".per_expert_scale", ".correct_output_scale")):
             value = 1.0 + 0.2 * noise
         elif "per_layer_input_gate" in name:
             # GELU loses digits where all of a token's gates are far below 0, and a norm behind it makes the rest large.
@@ -110,7 +116,7 @@ def make_weights(config, seed, stored):
 
 
 def build(config, weights, double=False, attention="eager"):
-    """The model with the given weights, in training mode (there is no dropout)."""
+    """The model with the given weights, in training mode (there is no dropout): but for Gemma 3n, see `in_training`."""
     dtype = torch.float64 if double else torch.float32
     implementation = dict(attn_implementation=attention, experts_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, **implementation)
@@ -118,7 +124,16 @@ def build(config, weights, double=False, attention="eager"):
     model.tie_weights()
     assert not unexpected and all("lm_head" in key for key in missing), (missing, unexpected)
     assert all(parameter.dtype == dtype for parameter in model.parameters())
-    return model.train()
+    return in_training(model)
+
+
+def in_training(model):
+    """The model as it is trained.
+
+    In training mode Gemma 3n reads the weight of `correction_coefs` beside the module, so that an adapter on it does nothing that it
+    does in evaluation; and it cuts weights far beyond these. Without dropout there is no other difference.
+    """
+    return model.eval() if model.config.get_text_config().model_type == "gemma3n_text" else model.train()
 
 
 def with_lora(config, weights, seed, double=False, **changes):
@@ -135,7 +150,7 @@ def with_lora(config, weights, seed, double=False, **changes):
                 parameter.mul_((1 + 0.1 * noise).to(parameter.dtype))
             else:
                 parameter.copy_(noise / math.sqrt(parameter.shape[1]) if "lora_A" in name else noise * 0.1)
-    return model.train()
+    return in_training(model)
 
 
 def make_data(vocabulary, seed):
@@ -309,7 +324,8 @@ def watch_routers(model):
         scores = logits.softmax(-1) if bias is None else logits.sigmoid() + bias
         groups, kept = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1
         if kept < groups:
-            of_groups = scores.view(len(scores), groups, -1).topk(2).values.sum(-1)
+            by_best = getattr(router, "topk_method", None) == "group_limited_greedy"
+            of_groups = scores.view(len(scores), groups, -1).topk(1 if by_best else 2).values.sum(-1)
             gap(of_groups, kept)
             others = torch.ones_like(of_groups).scatter(1, of_groups.topk(kept).indices, 0.0).bool()
             scores = scores.masked_fill(others.repeat_interleave(scores.shape[1] // groups, 1), -torch.inf)

@@ -35,6 +35,13 @@ GEMMA4_VISION = {key: value for key, value in VISION.items() if key != "image_si
 # Tokens that no text has.
 GEMMA4_IDS = dict(boi_token_id=600, eoi_token_id=601, image_token_id=602, video_token_id=603, boa_token_id=604, eoa_token_index=605, audio_token_id=606)
 
+# Small towers for images and sound. timm has the first one's class.
+GEMMA3N_VISION = dict(architecture="test_vit", hidden_size=24, vocab_size=8, model_args=dict(embed_dim=24, depth=1, num_heads=2, img_size=32))
+GEMMA3N_AUDIO = dict(
+    hidden_size=16, vocab_size=8, input_feat_size=16, conf_num_attention_heads=2, conf_num_hidden_layers=1, conf_attention_chunk_size=4,
+    conf_attention_context_left=5, sscp_conv_channel_size=[8, 4],
+)
+
 # Name: the configuration's class, the language model of tests/golden/a, the vision tower, further arguments.
 MODELS = {
     "gemma3": ("Gemma3Config", "gemma3", dict(model_type="siglip_vision_model", **VISION), dict(mm_tokens_per_image=4, image_token_index=511)),
@@ -56,6 +63,7 @@ MODELS = {
     "gemma4": ("Gemma4Config", "gemma4_e2b", dict(head_dim=8, num_key_value_heads=2, position_embedding_size=16, **GEMMA4_VISION), GEMMA4_IDS),
     "gemma4_a4b": ("Gemma4Config", "gemma4_a4b", dict(head_dim=8, num_key_value_heads=2, position_embedding_size=16, **GEMMA4_VISION), GEMMA4_IDS),
     "gemma4_unified": ("Gemma4UnifiedConfig", "gemma4_unified", dict(patch_size=8, mm_embed_dim=16, mm_posemb_size=8, output_proj_dims=64), GEMMA4_IDS),
+    "gemma3n": ("Gemma3nConfig", "gemma3n", GEMMA3N_VISION, dict(audio_config=GEMMA3N_AUDIO)),
     "muse_glimmer": (
         "MuseGlimmerConfig",
         "muse_glimmer",
@@ -71,7 +79,7 @@ TEXTS = {
     "qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "lfm2": "Lfm2Config", "ministral3": "Ministral3Config",
     "mistral4": "Mistral4Config",
     "hunyuan_v1_dense": "HunYuanDenseV1Config", "gemma4_text": "Gemma4TextConfig", "gemma4_unified_text": "Gemma4UnifiedTextConfig", "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
-    "muse_glimmer_text": "MuseGlimmerTextConfig",
+    "muse_glimmer_text": "MuseGlimmerTextConfig", "gemma3n_text": "Gemma3nTextConfig",
 }
 WRAPPERS = {
     "gemma3": "Gemma3Config", "llava": "LlavaConfig", "llava_next": "LlavaNextConfig", "llava_next_video": "LlavaNextVideoConfig",
@@ -79,7 +87,7 @@ WRAPPERS = {
     "paligemma": "PaliGemmaConfig", "idefics2": "Idefics2Config", "idefics3": "Idefics3Config", "smolvlm": "SmolVLMConfig",
     "internvl": "InternVLConfig", "qwen2_vl": "Qwen2VLConfig", "qwen2_5_vl": "Qwen2_5_VLConfig", "qwen3_vl": "Qwen3VLConfig",
     "qwen3_5": "Qwen3_5Config", "gemma4": "Gemma4Config", "gemma4_unified": "Gemma4UnifiedConfig", "qwen3_5_moe": "Qwen3_5MoeConfig",
-    "muse_glimmer": "MuseGlimmerConfig",
+    "muse_glimmer": "MuseGlimmerConfig", "gemma3n": "Gemma3nConfig",
 }
 
 
@@ -90,7 +98,7 @@ def of(config):
 
 def plain(models, name):
     model = transformers.AutoModelForCausalLM.from_pretrained(f"{models}/{name}/model", dtype=torch.float32, attn_implementation="eager")
-    return model.train()
+    return in_training(model)
 
 
 def make(name, models, seed):
@@ -114,7 +122,7 @@ def make(name, models, seed):
         weights[base + key.removeprefix("model.") if key.startswith("model.") else key] = value
     model.load_state_dict(weights)
     model.tie_weights()
-    return model.train(), alone
+    return in_training(model), alone
 
 
 def text_base(model):
@@ -138,6 +146,9 @@ def adapted(model, init):
     if model.config.model_type == "gemma4":
         # It has modules beside its blocks, whose experts are parameters.
         modules = r"(layers\.\d+\..*(_proj|router\.proj|per_layer_input_gate|per_layer_projection)|per_layer_model_projection)"
+    if model.config.model_type == "gemma3n":
+        beside = r"altup\.(\w+_coefs|modality_router)|laurel\.linear_\w+|per_layer_input_gate|per_layer_projection"
+        modules = rf"(layers\.\d+\.(.*_proj|{beside})|per_layer_model_projection|altup_(unembed_)?projections\.\d+)"
     more = dict(target_parameters=["experts.gate_up_proj", "experts.down_proj"]) if getattr(model.config.get_text_config(), "enable_moe_block", False) else {}
     pattern = base.replace(".", r"\.") + modules
     model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=pattern, task_type="CAUSAL_LM", **more))
@@ -147,7 +158,7 @@ def adapted(model, init):
     with torch.no_grad():
         for name, value in values.items():
             own[name.replace("base_model.model.model.", f"base_model.model.{base}").replace(".weight", ".default.weight")].copy_(value)
-    return model.train()
+    return in_training(model)
 
 
 def hold(model, models, language, name):

@@ -2,7 +2,7 @@
 use super::terminal::{print, print_exact};
 use super::{models_adapters, models_memory};
 use crate::config::FAMILIES;
-use crate::config::arch::{Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
+use crate::config::arch::{AltUpSpec, Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
 use crate::error::Result;
 use crate::words::count;
 use std::collections::BTreeSet;
@@ -125,6 +125,9 @@ fn describe(arch: &Arch) -> Result<String> {
     }
     if let Some(own) = &arch.per_layer {
         line("embeddings", format!("{} wide for each block, of {} tokens", own.width, own.vocab_size));
+    }
+    if let Some(AltUpSpec { streams, laurel_rank, .. }) = arch.altup {
+        line("streams", format!("{streams}, and a branch of rank {laurel_rank} beside each attention"));
     }
     for (what, text) in mixers(arch) {
         line(what, text);

@@ -83,7 +83,7 @@ fn check(case: &str, family: &str) {
 /// Adapters on all projections of latent attention; `check` holds merged and unmerged models of other families together.
 #[test]
 fn adapters_on_latent_attention_merge() {
-    for family in ["deepseek_v3_dense", "deepseek_v3", "moonlight", "deepseek_v2", "glm4_moe_lite", "mistral4"] {
+    for family in ["deepseek_v3_dense", "deepseek_v3", "moonlight", "deepseek_v2_groups", "glm4_moe_lite", "mistral4"] {
         let dir = models(family).join("adapter_init");
         let parts = Parts::open(&models(family).join("model"), &[], &peft::vocabulary(&dir).unwrap()).unwrap();
         let top = LoadedAdapter::open(&dir, &parts.arch).unwrap();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tunesmith::Kind;
 use tunesmith::config::FAMILIES;
-use tunesmith::config::arch::{Arch, HiddenAct, QkNorm, RopeScaling};
+use tunesmith::config::arch::{AltUpSpec, Arch, BlockSpec, HiddenAct, PartSpec, QkNorm, RopeScaling};
 use tunesmith::model::weights::WeightFiles;
 
 use crate::parity::families;
@@ -303,6 +303,64 @@ fn what_gemma_4_s_class_does_not_do_is_refused_by_name() {
     refused("gemma4_a4b", &[("top_k_experts", json!(7))], &["6 experts, 7 of them a token"]);
     refused("gemma4_a4b", &[("num_experts", json!(null))], &["num_experts is null"]);
     refused("gemma4_unified", &[("num_experts", json!(4))], &["num_experts is 4", "no experts"]);
+}
+
+#[test]
+fn gemma_3n_is_read_as_its_class_reads_it() {
+    let arch = Arch::from_dir(&model_dir("gemma3n")).unwrap();
+    let mlps: Vec<(usize, Option<f32>)> = arch
+        .blocks
+        .iter()
+        .flat_map(|block| &block.branches)
+        .filter_map(|branch| match branch.part {
+            PartSpec::Mlp { intermediate_size, cut } => Some((intermediate_size, cut)),
+            _ => None,
+        })
+        .collect();
+    // Normal(0, 1).icdf of PyTorch.
+    let cuts = [Some(0.524_400_5), Some(0.0), None, Some(0.841_621_3), None];
+    for ((width, cut), (expected, wanted)) in mlps.iter().zip([72, 72, 80, 72, 88].into_iter().zip(cuts)) {
+        assert_eq!(*width, expected);
+        assert!(cut.zip(wanted).map_or(*cut == wanted, |(cut, wanted)| (cut - wanted).abs() < 1e-6), "{cut:?}");
+    }
+    let shares: Vec<Option<usize>> = arch.attentions().map(|attention| attention.kv_from).collect();
+    assert_eq!(shares, [None, None, None, Some(2), Some(1)]);
+    let spec = arch.per_layer.unwrap();
+    assert_eq!((spec.vocab_size, spec.width, spec.tokens), (400, 32, 512));
+    assert_eq!(arch.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 8 }));
+    // What the class takes for keys that a file leaves out.
+    let mut value = config("gemma3n", "config.json");
+    for key in ["altup_num_inputs", "altup_active_idx", "laurel_rank", "activation_sparsity_pattern", "layer_types"] {
+        value.as_object_mut().unwrap().remove(key);
+    }
+    (value["num_hidden_layers"], value["intermediate_size"]) = (json!(20), json!(96));
+    value.as_object_mut().unwrap().remove("num_kv_shared_layers");
+    let usual = parse(&value).unwrap();
+    assert_eq!(usual.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 64 }));
+    let full = |arch: &Arch| arch.attentions().filter(|attention| attention.window.is_none()).count();
+    assert_eq!((full(&usual), usual.attentions().filter(|it| it.kv_from.is_some()).count()), (4, 15));
+    let cut = |block: &BlockSpec| block.branches.iter().any(|it| matches!(it.part, PartSpec::Mlp { cut: Some(_), .. }));
+    assert_eq!(usual.blocks.iter().filter(|block| cut(block)).count(), 10);
+}
+
+#[test]
+fn what_gemma_3n_s_class_does_not_do_is_refused_by_name() {
+    let name = "gemma3n";
+    refused(name, &[("altup_active_idx", json!(4))], &["altup_active_idx 4"]);
+    refused(name, &[("altup_num_inputs", json!(1))], &["altup_num_inputs is 1"]);
+    refused(name, &[("altup_correct_scale", json!(false))], &["not yet", "altup_correct_scale"]);
+    refused(name, &[("activation_sparsity_pattern", json!(0.95))], &["activation_sparsity_pattern"]);
+    refused(
+        name,
+        &[("activation_sparsity_pattern", json!([0.5, 0.5]))],
+        &["activation_sparsity_pattern has 2 entries"],
+    );
+    refused(name, &[("activation_sparsity_pattern", json!([1.0, 0.0, 0.0, 0.0, 0.0]))], &["numbers below 1"]);
+    refused(name, &[("intermediate_size", json!([72, 72]))], &["intermediate_size has 2 entries"]);
+    refused(name, &[("intermediate_size", json!([]))], &["intermediate_size"]);
+    refused(name, &[("num_kv_shared_layers", json!(6))], &["num_kv_shared_layers is 6", "at most 5"]);
+    refused(name, &[("hidden_size_per_layer_input", json!(0))], &["hidden_size_per_layer_input is 0"]);
+    refused(name, &[("final_logit_softcapping", json!(null))], &["final_logit_softcapping"]);
 }
 
 #[test]

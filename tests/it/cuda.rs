@@ -23,7 +23,9 @@ fn every_family_computes_as_pytorch_on_a_gpu() {
 fn families_train_as_peft_on_a_gpu() {
     on_gpu(|| {
         // One for each mixer and mixture; the recipe has all.
-        for family in ["llama", "gemma3", "qwen3_5", "afmoe", "gemma4_a4b", "muse_glimmer", "nemotron3_super"] {
+        let families =
+            ["llama", "gemma3", "gemma3n", "qwen3_5", "afmoe", "gemma4_a4b", "muse_glimmer", "nemotron3_super"];
+        for family in families {
             check_training(family, &mut check_passes(family));
         }
     });

@@ -65,6 +65,8 @@ fn merged_models_have_the_adapter_s_logits() {
         "lfm3",
         "muse_glimmer",
         "gemma4_e2b",
+        "gemma3n",
+        "gemma3n_odd",
         "gemma4_31b",
         "gemma4_a4b",
     ] {

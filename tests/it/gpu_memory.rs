@@ -91,8 +91,19 @@ const MODES: [(&str, &str); 7] = [
 #[test]
 fn families_take_what_is_predicted() {
     check(
-        &["llama", "gemma3", "phi3", "qwen3_moe", "qwen3_5", "gpt_oss", "granitemoehybrid", "gemma4_e2b", "gemma4_a4b"]
-            .map(golden),
+        &[
+            "llama",
+            "gemma3",
+            "gemma3n",
+            "phi3",
+            "qwen3_moe",
+            "qwen3_5",
+            "gpt_oss",
+            "granitemoehybrid",
+            "gemma4_e2b",
+            "gemma4_a4b",
+        ]
+        .map(golden),
         &MODES,
     );
 }

@@ -469,6 +469,7 @@ fn gradients_do_not_depend_on_what_blocks_keep() {
         "nemotron3_nano",
         "nemotron3_super",
         "gemma4_e2b",
+        "gemma3n",
         "lfm3",
         "muse_glimmer",
         "gemma4_a4b",

@@ -30,6 +30,8 @@ const NLL: f32 = 5e-5;
 const GRADIENT: f32 = 5e-5;
 const TRACE_LOSS: f64 = 2e-5;
 const TRACE_NORM: f64 = 1e-5;
+/// Where gates are cut (Gemma 3n): one that lies on the other side of its cut has another slope.
+const TRACE_NORM_OF_CUTS: f64 = 1e-4;
 const ADAPTER: f32 = 5e-6;
 const FULL: f32 = 2e-5;
 
@@ -254,6 +256,7 @@ pub fn check_trace(model: &mut Model, trace: &Value) {
     let schedule = Schedule::new(LrScheduler::Cosine, 1e-3, 3, 20).unwrap();
     let steps = trace["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 20);
+    let limit = if model.arch.altup.is_some() { TRACE_NORM_OF_CUTS } else { TRACE_NORM };
     for (index, expected) in steps.iter().enumerate() {
         let rows = &examples[index * 8..][..8];
         let micro_batches = [Batch::from_examples(&rows[..4]), Batch::from_examples(&rows[4..])];
@@ -269,7 +272,7 @@ pub fn check_trace(model: &mut Model, trace: &Value) {
             number("loss")
         );
         let norm = (stats.grad_norm / number("grad_norm") - 1.0).abs();
-        assert!(norm <= TRACE_NORM, "step {index}: norm {} != {}", stats.grad_norm, number("grad_norm"));
+        assert!(norm <= limit, "step {index}: norm {} != {}", stats.grad_norm, number("grad_norm"));
     }
 }
 

@@ -9,6 +9,8 @@ use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::targets::Targets;
 use tunesmith::model::weights::WeightFiles;
+use tunesmith::ops::quant::{Format, encode};
+use tunesmith::ops::testing::numbers;
 use tunesmith::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use tunesmith::plan::strategies::{self, Machine, Strategy, Way};
 use tunesmith::train::memory_prediction;
@@ -104,6 +106,8 @@ fn buffers_are_predicted_to_the_byte() {
         "gemma4_e2b",
         "gemma4_31b",
         "gemma4_unified",
+        "gemma3n",
+        "gemma3n_odd",
         "deepseek_v3_dense",
         "lfm3",
         "muse_glimmer",
@@ -338,9 +342,39 @@ fn a_config_alone_plans_a_quantized_base_as_its_files_do() {
     }
 }
 
+/// Gate and up of an expert are one matrix, whose scales are single though those of both are quantized.
+#[test]
+fn joined_experts_with_double_quantization_have_the_same_bits_and_are_counted() {
+    let qlora = config("{model: {quantization: nf4, double_quant: true}, tuning: {lora: {r: 4}}}");
+    let arch = arch("qwen3_moe");
+    let job = memory_prediction::job(&qlora, &arch, Storage::F32, None).unwrap();
+    let width = arch.hidden_size;
+    let specs = |part: &str| {
+        let name = format!("model.layers.0.mlp.experts.1.{part}.weight");
+        arch.tensors().into_iter().find(|spec| spec.name == name).unwrap()
+    };
+    let planned = |part: &str| {
+        let spec = specs(part);
+        job.storage(&spec).unwrap().bytes(&spec.shape)
+    };
+    let quantized = |part: &str, seed: u64| {
+        let values = numbers(seed, specs(part).len());
+        encode::quantize(&values, specs(part).shape[1], Format::Nf4, true).unwrap()
+    };
+    let (gate, up, down) = (quantized("gate_proj", 1), quantized("up_proj", 2), quantized("down_proj", 3));
+    let joined = gate.joined(&up).unwrap();
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+    assert_eq!(specs("gate_proj").shape[1], width);
+    assert_eq!(bits(joined.dequantize()), bits([gate.dequantize(), up.dequantize()].concat()));
+    assert_eq!(joined.bytes() as u64, planned("gate_proj") + planned("up_proj"));
+    // Its mean is counted too.
+    assert_eq!(down.bytes() as u64 + 4, planned("down_proj"));
+    assert!(joined.bytes() > gate.bytes() + up.bytes());
+}
+
 #[test]
 fn routers_that_choose_groups_are_planned_on_gpus() {
-    for name in ["deepseek_v3", "glm4_moe", "mistral4", "nemotron3_super"] {
+    for name in ["deepseek_v2_groups", "deepseek_v3", "glm4_moe", "mistral4", "nemotron3_super"] {
         let model = root().join("tests/golden/a").join(name).join("model");
         stdout(&["plan", "--model", model.to_str().expect("UTF-8"), "--vram", "24GiB"]);
     }

@@ -100,7 +100,7 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
     };
     let int8 = |config: &mut Config| config.model.quantization = Quantization::Int8;
     let full = |config: &mut Config| config.tuning.mode = Mode::Full;
-    let cases: [Case<'_>; 30] = [
+    let cases: [Case<'_>; 33] = [
         ("llama", &as_it_is, Sharding::FullShard, &[2]),
         ("llama", &nf4, Sharding::FullShard, &[4]),
         ("llama", &bf16, Sharding::ShardGradOp, &[3]),
@@ -129,6 +129,9 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         ("lfm2_moe", &nf4, Sharding::FullShard, &[2]),
         ("gemma4_e2b", &as_it_is, Sharding::FullShard, &[2]),
         ("gemma4_e2b", &full, Sharding::FullShard, &[3]),
+        ("gemma3n", &as_it_is, Sharding::FullShard, &[2]),
+        ("gemma3n", &full, Sharding::FullShard, &[3]),
+        ("gemma3n_odd", &full, Sharding::ShardGradOp, &[2]),
         ("gemma4_31b", &full, Sharding::ShardGradOp, &[2]),
         ("gemma4_a4b", &full, Sharding::FullShard, &[2]),
     ];

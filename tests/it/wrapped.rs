@@ -16,8 +16,9 @@ use tunesmith::model::weights::WeightFiles;
 type Raw = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
 
 /// The wrapped models.
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 11] = [
     "gemma3",
+    "gemma3n",
     "llava",
     "mistral3",
     "idefics3",
@@ -156,8 +157,9 @@ fn adapters_of_peft_fit_in_both_namings() {
         assert!(older.keys().all(|name| name.contains(".language_model.model.")));
         write(&old.path().join(peft::WEIGHTS_FILE), &older);
         let mut config = json(&adapter.join(peft::CONFIG_FILE));
-        let more = r"router\.proj|per_layer_(input_gate|projection)";
-        let modules = format!(r"(layers\.\d+\..*(_proj(_\w+)?|{more})|per_layer_model_projection)");
+        let more = r"router\.proj|per_layer_(input_gate|projection)|altup\.\w+(_coefs|_router)|laurel\.linear_\w+";
+        let beside = r"per_layer_model_projection|altup_(unembed_)?projections\.\d";
+        let modules = format!(r"(layers\.\d+\..*(_proj(_\w+)?|{more})|{beside})");
         config["target_modules"] = format!(r"language_model\.model\.{modules}").into();
         std::fs::write(old.path().join(peft::CONFIG_FILE), config.to_string()).unwrap();
         assert_eq!(LoadedAdapter::open(old.path(), &arch).unwrap().tensors, own.tensors, "{name}");
@@ -171,6 +173,19 @@ fn adapters_of_peft_fit_in_both_namings() {
         match name {
             "gemma4" => {
                 targets.extend(["per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"]);
+            }
+            "gemma3n" => {
+                targets.extend(["per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"]);
+                targets.extend([
+                    "linear_left",
+                    "linear_right",
+                    "modality_router",
+                    "prediction_coefs",
+                    "correction_coefs",
+                ]);
+                targets.extend(["altup_projections.0", "altup_projections.1", "altup_projections.2"]);
+                targets.extend(["altup_unembed_projections.0", "altup_unembed_projections.1"]);
+                targets.push("altup_unembed_projections.2");
             }
             "gemma4_a4b" => targets.push("router.proj"),
             _ => {}
@@ -329,8 +344,8 @@ fn what_cannot_be_trained_inside_is_refused_by_name() {
             &["mistral5", "mistral3", "gemma3_text"][..],
         ),
         (
-            json!({ "model_type": "gemma3n", "text_config": { "model_type": "gemma3n_text" } }),
-            &["gemma3n", "multimodal", "llava_next"],
+            json!({ "model_type": "llama4", "text_config": { "model_type": "llama4_text" } }),
+            &["llama4", "multimodal", "llava_next"],
         ),
         (json!({ "model_type": "llava", "text_config": { "model_type": "mixtral" } }), &["mixtral"]),
         (json!({ "model_type": "gemma3" }), &["text_config"]),

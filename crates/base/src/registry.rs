@@ -94,6 +94,7 @@ macro_rules! families {
             gemma,
             gemma2,
             gemma3,
+            gemma3n,
             mistral,
             phi3,
             smollm3,

@@ -1,10 +1,10 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AttentionSpec, BlockSpec, BranchSpec, GateSpec, HiddenAct, NormPlacement, PartSpec, PerLayerSpec, QkNorm,
+    AltUpSpec, AttentionSpec, BlockSpec, BranchSpec, GateSpec, HiddenAct, NormPlacement, PartSpec, PerLayerSpec, QkNorm,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
-pub use super::experts::{Clamp, ExpertNames, Experts, RouterSpec, SharedExpert};
+pub use super::experts::{Clamp, ExpertGroups, ExpertNames, Experts, RouterSpec, SharedExpert};
 pub use super::family::{Family, Gguf};
 pub use super::mixers::{DeltaNetNames, DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec};
 pub use super::module_names::ModuleNames;
@@ -26,6 +26,11 @@ pub const PER_LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer.weight";
 pub const PER_LAYER_PROJECTION: &str = "model.per_layer_model_projection";
 /// Tensor name of the norm on what it gives, `[per_layer.width]`.
 pub const PER_LAYER_NORM: &str = "model.per_layer_projection_norm.weight";
+
+/// Name of the modules that make the other streams of the embedding, which are numbered.
+pub const ALTUP_PROJECTIONS: &str = "model.altup_projections";
+/// Name of the modules that bring the other streams together behind the last block.
+pub const ALTUP_UNEMBED_PROJECTIONS: &str = "model.altup_unembed_projections";
 
 /// Files of a model folder that training does not change. A checkpoint gets copies of those that exist.
 pub const COMPANIONS: [&str; 14] = [
@@ -107,6 +112,8 @@ pub struct Arch {
     pub predicts_ahead: bool,
     /// Embeddings of each block; `None` without them.
     pub per_layer: Option<PerLayerSpec>,
+    /// Several residual streams; `None`: one.
+    pub altup: Option<AltUpSpec>,
     /// Whether each block's output is multiplied by a number of its file, which is not trained (Gemma 4).
     pub layer_scalar: bool,
     /// Whether `lm_head` shares the embedding's matrix.
@@ -162,8 +169,11 @@ impl Arch {
     /// Every tensor of the model in the order of the forward pass. A tied `lm_head.weight` is left out.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![TensorSpec::new(EMBEDDING, &[self.vocab_size, self.hidden_size])];
+        let matrix = |linear: LinearSpec| TensorSpec::new(&linear.weight(), &[linear.out_features, linear.in_features]);
         tensors.extend(self.per_layer_tensors());
+        tensors.extend(self.stream_linears(ALTUP_PROJECTIONS).map(matrix));
         tensors.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_tensors(layer)));
+        tensors.extend(self.stream_linears(ALTUP_UNEMBED_PROJECTIONS).map(matrix));
         tensors.push(TensorSpec::new(&self.final_norm(), &[self.hidden_size]));
         if self.head_tensor() != EMBEDDING {
             tensors.push(TensorSpec::new(self.head_tensor(), &[self.outputs(), self.hidden_size]));

@@ -1,14 +1,28 @@
 //! The parts of a decoder that differ between families: norms, activations, and kinds of blocks.
 use super::mixers::{DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec};
 
-/// Embeddings that each block has for itself, beside those of the stream (Gemma 4): a block gates its own, projects them and adds
+/// Embeddings that each block has for itself, beside those of the stream (Gemma 3n and 4): a block gates its own, projects them and adds
 /// them to the stream. They are the sum of a table's row and of a projection of the stream's embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PerLayerSpec {
-    /// Rows of the table, at least as many as the vocabulary has.
+    /// Rows of the table. In Gemma 3n tokens beyond them have the first row.
     pub vocab_size: usize,
     /// Width of a block's own.
     pub width: usize,
+    /// Tokens of the vocabulary that the table was made for.
+    pub tokens: usize,
+}
+
+/// Several residual streams, of which a block computes one: the others are predicted before it and corrected after it (`AltUp`, Gemma
+/// 3n). Beside attention each block has a low-rank branch (Laurel).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AltUpSpec {
+    /// How many there are, at least 2.
+    pub streams: usize,
+    /// The one that blocks compute.
+    pub active: usize,
+    /// Rank of the branch beside attention.
+    pub laurel_rank: usize,
 }
 
 /// Which places of a decoder block have an RMS norm.
@@ -93,6 +107,8 @@ pub enum PartSpec {
     Mlp {
         /// Width of its hidden layer.
         intermediate_size: usize,
+        /// The gate keeps what is above its mean by so many deviations, over the features of a token (Gemma 3n).
+        cut: Option<f32>,
     },
     /// An MLP without a gate: `down(relu(up(h))^2)`.
     PlainMlp {
@@ -107,7 +123,8 @@ pub enum PartSpec {
         /// Width of the MLP's hidden layer.
         intermediate_size: usize,
     },
-    /// The block's own embeddings [`super::arch::Arch::per_layer`], gated by the stream (Gemma 4).
+    /// The block's own embeddings [`super::arch::Arch::per_layer`], gated by the stream (Gemma 4). With several streams they are added to
+    /// all but the first, and the scaled active one gates them (Gemma 3n).
     PerLayer,
 }
 
@@ -178,7 +195,7 @@ impl BlockSpec {
     /// Attention and an MLP, with norms where Llama has them.
     pub fn new(attention: AttentionSpec, intermediate_size: usize) -> Self {
         let branch = |part| BranchSpec { norm: None, part, post_norm: None };
-        let parts = [PartSpec::Attention(attention), PartSpec::Mlp { intermediate_size }];
+        let parts = [PartSpec::Attention(attention), PartSpec::Mlp { intermediate_size, cut: None }];
         let mut block = Self { branches: parts.map(branch).into() };
         block.set_norms(NormPlacement::Pre);
         block

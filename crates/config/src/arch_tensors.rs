@@ -1,8 +1,8 @@
 //! Names and shapes of the tensors and linear modules of blocks.
 use super::arch::{
-    Arch, AttentionSpec, BranchSpec, DeltaNetNames, DeltaNetSpec, ExpertNames, Experts, GateSpec, LAYER_SCALAR,
-    LatentSpec, LinearSpec, MambaSpec, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION, PartSpec, QkNorm,
-    SharedExpert, ShortConvSpec, TensorSpec,
+    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, AltUpSpec, Arch, AttentionSpec, BranchSpec, DeltaNetNames,
+    DeltaNetSpec, ExpertNames, Experts, GateSpec, LAYER_SCALAR, LatentSpec, LinearSpec, MambaSpec, PER_LAYER_EMBEDDING,
+    PER_LAYER_NORM, PER_LAYER_PROJECTION, PartSpec, QkNorm, SharedExpert, ShortConvSpec, TensorSpec,
 };
 
 /// A linear module within a block: name, out features, in features, bias.
@@ -29,6 +29,15 @@ impl Arch {
         if self.layer_scalar {
             tensors.add("layer_scalar", &[1]);
         }
+        if self.altup.is_some() {
+            for linear in self.altup_linears().into_iter().chain(self.laurel_linears()) {
+                let (name, out, inputs, _) = linear;
+                tensors.add(&format!("{name}.weight"), &[out, inputs]);
+            }
+            for name in ["altup.router_norm.weight", "altup.correct_output_scale", "laurel.post_laurel_norm.weight"] {
+                tensors.add(name, &[self.hidden_size]);
+            }
+        }
         tensors.all
     }
 
@@ -53,6 +62,38 @@ impl Arch {
             bias: false,
             layer: None,
         })
+    }
+
+    /// The modules that make the other streams of the embedding, or the output of all of them; none without several streams.
+    pub(super) fn stream_linears(&self, module: &str) -> impl Iterator<Item = LinearSpec> {
+        let others = self.altup.as_ref().map_or(0, |spec| spec.streams - 1);
+        let (module, hidden) = (module.to_owned(), self.hidden_size);
+        (0..others).map(move |index| LinearSpec {
+            name: format!("{module}.{index}"),
+            out_features: hidden,
+            in_features: hidden,
+            bias: false,
+            layer: None,
+        })
+    }
+
+    /// Those of the weights with which a block predicts and corrects streams.
+    fn altup_linears(&self) -> Vec<Linear> {
+        let Some(AltUpSpec { streams, .. }) = self.altup else { return Vec::new() };
+        vec![
+            ("altup.correction_coefs".into(), streams, streams, false),
+            ("altup.prediction_coefs".into(), streams * streams, streams, false),
+            ("altup.modality_router".into(), streams, self.hidden_size, false),
+        ]
+    }
+
+    /// Those of the low-rank branch beside attention.
+    fn laurel_linears(&self) -> Vec<Linear> {
+        let Some(AltUpSpec { laurel_rank: rank, .. }) = self.altup else { return Vec::new() };
+        vec![
+            ("laurel.linear_left".into(), rank, self.hidden_size, false),
+            ("laurel.linear_right".into(), self.hidden_size, rank, false),
+        ]
     }
 
     fn branch_tensors(&self, layer: usize, branch: &BranchSpec, tensors: &mut Tensors) {
@@ -195,7 +236,9 @@ impl Arch {
     /// (tied or not) or `score`. Routed experts are not among them, nor most routers, which are parameters.
     pub fn linear_modules(&self) -> Vec<LinearSpec> {
         let mut modules: Vec<_> = self.per_layer_projection().into_iter().collect();
+        modules.extend(self.stream_linears(ALTUP_PROJECTIONS));
         modules.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)));
+        modules.extend(self.stream_linears(ALTUP_UNEMBED_PROJECTIONS));
         modules.push(LinearSpec {
             name: if self.score.is_some() { "score" } else { "lm_head" }.into(),
             out_features: self.outputs(),
@@ -207,7 +250,10 @@ impl Arch {
     }
 
     fn layer_linears(&self, layer: usize) -> impl Iterator<Item = LinearSpec> {
-        self.blocks[layer].branches.iter().flat_map(move |branch| self.part_linears(layer, &branch.part))
+        let of_streams = self.altup_linears().into_iter().chain(self.laurel_linears());
+        let of_streams = of_streams.map(move |linear| block_linear(layer, linear));
+        let branches = self.blocks[layer].branches.iter();
+        branches.flat_map(move |branch| self.part_linears(layer, &branch.part)).chain(of_streams)
     }
 
     /// The linear modules of a part of block `layer`.
@@ -217,7 +263,7 @@ impl Arch {
             PartSpec::DeltaNet(spec) => delta_net_linears(spec, self.hidden_size),
             PartSpec::ShortConv(spec) => short_conv_linears(spec, self.hidden_size),
             PartSpec::Mamba(spec) => mamba_linears(spec, self.module_names.mamba, self.hidden_size),
-            PartSpec::Mlp { intermediate_size } => self.mlp_linears(*intermediate_size),
+            PartSpec::Mlp { intermediate_size, .. } => self.mlp_linears(*intermediate_size),
             PartSpec::PlainMlp { intermediate_size } => self.plain_mlp_linears(*intermediate_size),
             PartSpec::Experts => self.shared_expert_linears(),
             PartSpec::MlpAndExperts { intermediate_size } => {
@@ -228,14 +274,7 @@ impl Arch {
             }
             PartSpec::PerLayer => self.per_layer_linears(),
         };
-        let spec = |(name, out_features, in_features, bias)| LinearSpec {
-            name: format!("model.layers.{layer}.{name}"),
-            out_features,
-            in_features,
-            bias,
-            layer: Some(layer),
-        };
-        linears.into_iter().map(spec).collect()
+        linears.into_iter().map(|linear| block_linear(layer, linear)).collect()
     }
 
     fn attention_linears(&self, attention: &AttentionSpec) -> Vec<Linear> {
@@ -327,6 +366,11 @@ impl Arch {
         }
         linears
     }
+}
+
+/// A module of a block.
+fn block_linear(layer: usize, (name, out_features, in_features, bias): Linear) -> LinearSpec {
+    LinearSpec { name: format!("model.layers.{layer}.{name}"), out_features, in_features, bias, layer: Some(layer) }
 }
 
 fn delta_net_linears(spec: &DeltaNetSpec, hidden: usize) -> Vec<Linear> {

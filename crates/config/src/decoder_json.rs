@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::arch::{
-    Arch, AttentionSpec, BlockSpec, ExpertNames, Experts, GateSpec, HiddenAct, ModuleNames, QkNorm, RouterSpec,
-    SharedExpert,
+    Arch, AttentionSpec, BlockSpec, ExpertGroups, ExpertNames, Experts, GateSpec, HiddenAct, ModuleNames, QkNorm,
+    RouterSpec, SharedExpert,
 };
 use super::family::Family;
 use super::hf_json::{Source, brief};
@@ -142,6 +142,7 @@ impl Source<'_> {
             experts: None,
             predicts_ahead: false,
             per_layer: None,
+            altup: None,
             layer_scalar: false,
             ropes: vec![rope],
             attention_scale: (head_dim as f64).powf(-0.5),
@@ -310,19 +311,11 @@ impl Source<'_> {
         }
         arch.predicts_ahead = true;
         let shared = self.size("n_shared_experts", Some(1))? * experts.width;
-        let (count, chosen) = (self.size("n_group", Some(groups.0))?, self.size("topk_group", Some(groups.1))?);
-        let Experts { count: all, per_token, .. } = experts;
-        if !all.is_multiple_of(count) || all / count < 2 || chosen > count || chosen * (all / count) < per_token {
-            return Err(self.error(format!(
-                "{all} experts in n_group {count} groups, topk_group {chosen} of them for {per_token} experts a token: expected \
-                 groups of one size with two experts or more, and enough of them"
-            )));
-        }
+        let groups = self.expert_groups(&experts, [Some(groups.0), Some(groups.1)], false)?;
         arch.experts = Some(Experts {
             normalised: self.flag("norm_topk_prob", true)?,
             router: RouterSpec {
-                // All experts in one group is no choice of groups.
-                groups: (chosen < count).then_some((count, chosen)),
+                groups,
                 eps: 1e-20,
                 scale: self.positive("routed_scaling_factor", scale)?,
                 ..RouterSpec::SIGMOID
@@ -334,6 +327,28 @@ impl Source<'_> {
         let dense = self.count("first_k_dense_replace", dense)?;
         arch.blocks.iter_mut().skip(dense).for_each(BlockSpec::set_experts);
         Ok(())
+    }
+
+    /// The groups of `experts`, from `n_group` and `topk_group` with these defaults; `None` where a token may go to all of them.
+    /// `by_best`: the score of a group is that of its best expert.
+    pub(super) fn expert_groups(
+        &self,
+        experts: &Experts,
+        defaults: [Option<usize>; 2],
+        by_best: bool,
+    ) -> Result<Option<ExpertGroups>> {
+        let (count, chosen) = (self.size("n_group", defaults[0])?, self.size("topk_group", defaults[1])?);
+        let Experts { count: all, per_token, .. } = *experts;
+        let fewest = if by_best { 1 } else { 2 };
+        if !all.is_multiple_of(count) || all / count < fewest || chosen > count || chosen * (all / count) < per_token {
+            let fewest = if by_best { "" } else { " with two experts or more" };
+            return Err(self.error(format!(
+                "{all} experts in n_group {count} groups, topk_group {chosen} of them for {per_token} experts a token: expected \
+                 groups of one size{fewest}, and enough of them"
+            )));
+        }
+        // All groups are no choice of groups.
+        Ok((chosen < count).then_some(ExpertGroups { count, chosen, by_best }))
     }
 
     /// Refuses a load-balancing loss where the class in Transformers has none.

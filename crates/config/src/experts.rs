@@ -39,12 +39,23 @@ pub struct RouterSpec {
     pub sigmoid: bool,
     /// Whether a buffer, which is never trained, is added to the scores for the choice ([`Experts::choice_bias`]).
     pub choice_bias: bool,
-    /// Number of groups of experts, and how many of them a token may go to (`n_group`, `topk_group`).
-    pub groups: Option<(usize, usize)>,
+    /// Among which groups of experts a token chooses; `None`: among all.
+    pub groups: Option<ExpertGroups>,
     /// Added to the sum that normalised weights are divided by.
     pub eps: f64,
     /// Factor on all weights (`routed_scaling_factor`).
     pub scale: f64,
+}
+
+/// Groups of experts of one size, of which a token chooses some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many there are (`n_group`).
+    pub count: usize,
+    /// How many of them a token may go to (`topk_group`).
+    pub chosen: usize,
+    /// Whether the score of a group is that of its best expert; else it is the sum of its best two.
+    pub by_best: bool,
 }
 
 impl RouterSpec {

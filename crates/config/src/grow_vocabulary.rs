@@ -56,7 +56,7 @@ impl Arch {
     /// [`tunesmith_base::Kind::Config`].
     pub fn check_growth(&self) -> Result<()> {
         match &self.per_layer {
-            Some(table) if table.vocab_size < self.vocab_size => Err(Error::config(format!(
+            Some(table) if table.vocab_size.max(table.tokens) < self.vocab_size => Err(Error::config(format!(
                 "not yet: new tokens in {}, whose blocks have embeddings of their own: {} for {}",
                 self.family.model_type,
                 count(table.vocab_size, "row"),

@@ -36,6 +36,7 @@ mod model_choice;
 mod module_names;
 mod option;
 mod pattern;
+mod quantile;
 mod resolve;
 mod resolved;
 mod resolver;

@@ -76,6 +76,16 @@ pub static WRAPPERS: &[Wrapper] = &[
         text_ties: false,
         ..LLAVA
     },
+    Wrapper {
+        model_type: "gemma3n",
+        class_name: "Gemma3nForConditionalGeneration",
+        models: "Gemma 3n E2B and E4B",
+        text: "gemma3n_text",
+        tied: true,
+        text_ties: false,
+        caps_logits: true,
+        ..LLAVA
+    },
     LLAVA,
     Wrapper {
         model_type: "llava_next",
@@ -310,6 +320,8 @@ pub fn is_decoders(plain: &str) -> bool {
         "model.embed_tokens_per_layer",
         "model.per_layer_model_projection",
         "model.per_layer_projection_norm",
+        "model.altup_projections",
+        "model.altup_unembed_projections",
         "model.layers",
         "model.norm",
         "model.embedding_norm",

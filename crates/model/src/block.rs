@@ -3,7 +3,9 @@
 //! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`: two branches.
 //! Families differ in the parts, in where the norms are, and in how a branch joins the stream
 //! ([`tunesmith_config::arch::BlockSpec`]).
-use super::branch::{self, Branch, Part};
+use super::altup::{self, AltUp};
+use super::branch::{Branch, Part};
+use super::branches;
 use super::grads::Grads;
 use super::mixers::Mixing;
 use super::moe::Moe;
@@ -19,41 +21,40 @@ pub struct Block {
     pub branches: Vec<Branch>,
     /// What its output is multiplied by (Gemma 4).
     pub scalar: Option<f32>,
+    /// What is around the branches where there are several residual streams (Gemma 3n).
+    pub altup: Option<Box<AltUp>>,
 }
 
 /// What forward keeps for backward, beside the block's input.
 #[derive(Debug)]
 pub struct Saved<T = Activation> {
-    /// What the branches keep.
-    branches: Vec<branch::Saved<T>>,
-    /// The inputs of all branches but the first.
-    inputs: Vec<T>,
+    branches: branches::Saved<T>,
+    /// What is around them.
+    altup: Option<Box<altup::Saved<T>>>,
 }
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        Saved {
-            branches: self.branches.into_iter().map(|saved| saved.map(f)).collect(),
-            inputs: self.inputs.into_iter().map(f).collect(),
-        }
+        Saved { branches: self.branches.map(f), altup: self.altup.map(|saved| Box::new(saved.map(f))) }
     }
 
     /// Where the tokens went, in a block of experts.
     pub fn routing(&self) -> Option<&Routing> {
-        self.branches.iter().find_map(branch::Saved::routing)
+        self.branches.routing()
     }
 }
 
 impl Block {
     /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
-        self.branches.iter_mut().flat_map(Branch::weights_mut).collect()
+        let around = self.altup.iter_mut().flat_map(|altup| altup.weights_mut());
+        self.branches.iter_mut().flat_map(Branch::weights_mut).chain(around).collect()
     }
 
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
-        self.branches.iter().any(Branch::trains)
+        self.branches.iter().any(Branch::trains) || self.altup.as_ref().is_some_and(|altup| altup.trains())
     }
 
     /// Whether it can give an output for some tokens only: its attention then has only their queries.
@@ -70,8 +71,8 @@ impl Block {
         })
     }
 
-    /// `[tokens, hidden]` to `[rows, hidden]`: the rows are all tokens, unless `rows.outputs` picks some. With `whole` it
-    /// also keeps what backward would else compute again at little cost.
+    /// `[tokens, hidden]` to `[rows, hidden]`: the rows are all tokens, unless `rows.outputs` picks some. Between blocks of several
+    /// streams `hidden` is the width of all. With `whole` it also keeps what backward would else compute again at little cost.
     pub fn forward(
         &self,
         pass: &Pass<'_>,
@@ -80,14 +81,13 @@ impl Block {
         whole: bool,
         mixing: &mut dyn Mixing,
     ) -> (Activation, Saved) {
-        let mut saved = Saved { branches: Vec::with_capacity(self.branches.len()), inputs: Vec::new() };
-        let mut stream: Option<Activation> = None;
-        for branch in &self.branches {
-            let (y, kept) = branch.forward(pass, stream.as_ref().unwrap_or(x), rows, whole, mixing);
-            saved.branches.push(kept);
-            saved.inputs.extend(stream.replace(y));
-        }
-        let mut y = stream.unwrap_or_else(|| x.copy());
+        let (mut y, saved) = if let Some(altup) = &self.altup {
+            let (y, branches, around) = altup.forward(&self.branches, pass, x, rows, whole, mixing);
+            (y, Saved { branches, altup: Some(Box::new(around)) })
+        } else {
+            let (y, branches) = branches::forward(&self.branches, pass, x, rows, whole, mixing);
+            (y, Saved { branches, altup: None })
+        };
         if let Some(scalar) = self.scalar {
             elementwise::scale(&mut y, scalar);
         }
@@ -96,21 +96,14 @@ impl Block {
 
     /// What [`Block::forward`] keeps, computed again. Its output is not wanted: a last branch that keeps nothing is left out.
     pub fn again(&self, pass: &Pass<'_>, x: &Activation, rows: BlockRows<'_>, mixing: &mut dyn Mixing) -> Saved {
-        let mut saved = Saved { branches: Vec::with_capacity(self.branches.len()), inputs: Vec::new() };
-        let mut stream: Option<Activation> = None;
-        for (index, branch) in self.branches.iter().enumerate() {
-            let input = stream.as_ref().unwrap_or(x);
-            let is_last = index + 1 == self.branches.len();
-            if is_last && branch.tiled(input.tokens(), rows).is_some() {
-                saved.branches.push(branch::Saved::again());
-                saved.inputs.extend(stream.take());
-            } else {
-                let (y, kept) = branch.forward(pass, input, rows, false, mixing);
-                saved.branches.push(kept);
-                saved.inputs.extend(stream.replace(y));
+        match &self.altup {
+            // What corrects the other streams needs the output of the branches.
+            Some(altup) => {
+                let (_, branches, around) = altup.forward(&self.branches, pass, x, rows, false, mixing);
+                Saved { branches, altup: Some(Box::new(around)) }
             }
+            None => Saved { branches: branches::again(&self.branches, pass, x, rows, mixing), altup: None },
         }
-        saved
     }
 
     /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.
@@ -124,15 +117,15 @@ impl Block {
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
-        let Saved { branches: mut kept, mut inputs } = saved;
         if let Some(scalar) = self.scalar {
             elementwise::scale(&mut dy, scalar);
         }
-        for (index, branch) in self.branches.iter().enumerate().rev() {
-            let (kept, input) = (kept.pop()?, inputs.pop());
-            let want_dx = want_dx || index > 0;
-            dy = branch.backward(pass, input.as_ref().unwrap_or(x), kept, dy, rows, want_dx, grads)?;
+        match (&self.altup, saved.altup) {
+            (Some(altup), Some(around)) => {
+                let dx = altup.backward(&self.branches, pass, x, (saved.branches, *around), dy, rows, grads);
+                want_dx.then_some(dx)
+            }
+            _ => branches::backward(&self.branches, pass, x, saved.branches, dy, rows, want_dx, grads),
         }
-        Some(dy)
     }
 }

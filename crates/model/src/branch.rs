@@ -2,6 +2,7 @@
 use super::attention::{self, Attention};
 use super::delta_net::{self, DeltaNet};
 use super::grads::Grads;
+use super::laurel::{self, Laurel};
 use super::linear::{self, Linear};
 use super::mamba::{self, Mamba};
 use super::mixers::Mixing;
@@ -11,7 +12,6 @@ use super::moe::{self, Moe};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass};
 use super::per_layer::{self, PerLayerGate};
-use super::per_layer_inputs::PerLayerInputs;
 use super::plain_mlp::{self, PlainMlp};
 use super::short_conv::{self, ShortConv};
 use super::weight::Weight;
@@ -28,6 +28,8 @@ pub struct Branch {
     pub norm: Option<Norm>,
     pub part: Part,
     pub join: Join,
+    /// Beside an attention (Gemma 3n).
+    pub laurel: Option<Box<Laurel>>,
 }
 
 /// What a branch computes.
@@ -44,11 +46,6 @@ pub enum Part {
     Experts(Box<Moe>),
     MlpAndExperts(Box<MlpAndExperts>),
     PerLayer(Box<PerLayerGate>),
-}
-
-/// The embeddings of the pass for each block.
-fn per_layer<'a>(rows: &BlockRows<'a>) -> &'a PerLayerInputs {
-    rows.per_layer.expect("the walk has embeddings for each block")
 }
 
 /// How a branch joins the residual stream.
@@ -77,6 +74,19 @@ impl Gained {
         let ones = gain.trains().then(ones);
         Self { gain, ones }
     }
+
+    /// `gain v`.
+    pub fn times(&self, pass: &Pass<'_>, v: &Activation) -> Activation {
+        feature_scale::times(v, self.gain.view(pass.values).vector())
+    }
+
+    /// From the gradient of [`Gained::times`] to that of `v`. Adds that of the factors to `grads`, if they are trained.
+    pub fn backward(&self, pass: &Pass<'_>, v: &Activation, dy: &Activation, grads: &mut Grads<'_>) -> Activation {
+        if let (Some(ones), Some(range)) = (&self.ones, self.gain.trained()) {
+            feature_scale::backward(dy, v, ones.view(), grads.at(range));
+        }
+        self.times(pass, dy)
+    }
 }
 
 /// What a norm behind a branch needs in backward: its input and `rstd`; or what factors were multiplied with.
@@ -90,6 +100,7 @@ pub struct Saved<T = Activation> {
     rstd: Option<Activation>,
     part: PartSaved<T>,
     raw: Raw<T>,
+    laurel: Option<laurel::Saved<T>>,
 }
 
 /// What a part keeps for backward.
@@ -118,7 +129,7 @@ enum PartSaved<T> {
 impl<T> Saved<T> {
     /// Of a branch that is computed again ([`super::tiles`]).
     pub const fn again() -> Self {
-        Self { normed: None, rstd: None, part: PartSaved::Again, raw: None }
+        Self { normed: None, rstd: None, part: PartSaved::Again, raw: None, laurel: None }
     }
 
     /// The same in another form.
@@ -140,6 +151,7 @@ impl<T> Saved<T> {
                 PartSaved::PerLayer(saved, out) => PartSaved::PerLayer(saved.map(f), extra(out)),
             },
             raw: self.raw.map(|(input, rstd)| (f(input), rstd)),
+            laurel: self.laurel.map(|saved| saved.map(f)),
         }
     }
 
@@ -205,12 +217,8 @@ impl Join {
                 norm.backward(pass, &raw, &rstd, dy, Some((&mut d_last, false)), grads);
                 Some(d_last)
             }
-            (Self::Gained(Gained { gain, ones }), raw) => {
-                if let (Some((y, _)), Some(ones), Some(range)) = (raw, ones, gain.trained()) {
-                    feature_scale::backward(dy, &y, ones.view(), grads.at(range));
-                }
-                Some(feature_scale::times(dy, gain.view(pass.values).vector()))
-            }
+            (Self::Gained(gained), Some((y, _))) => Some(gained.backward(pass, &y, dy, grads)),
+            (Self::Gained(gained), None) => Some(gained.times(pass, dy)),
             (Self::Normed(_), _) => unreachable!("a norm keeps its input"),
         }
     }
@@ -247,7 +255,8 @@ impl Branch {
             Part::PerLayer(gate) => gate.weights_mut().collect(),
         };
         let norm = self.norm.iter_mut().flat_map(Norm::weights_mut);
-        norm.chain(self.join.weights_mut()).chain(part).collect()
+        let laurel = self.laurel.iter_mut().flat_map(|laurel| laurel.weights_mut());
+        norm.chain(self.join.weights_mut()).chain(part).chain(laurel).collect()
     }
 
     /// Whether anything in it is trained.
@@ -263,7 +272,8 @@ impl Branch {
             Part::MlpAndExperts(both) => both.trains(),
             Part::PerLayer(gate) => gate.linears().any(Linear::trains),
         };
-        part || self.trains_norm() || self.join.trains()
+        let laurel = self.laurel.as_ref().is_some_and(|laurel| laurel.trains());
+        part || laurel || self.trains_norm() || self.join.trains()
     }
 
     fn trains_norm(&self) -> bool {
@@ -300,30 +310,34 @@ impl Branch {
         match &self.part {
             Part::Attention(attention) => {
                 let saved = mixing.attention(attention, pass, input, rows);
-                let normed = h.filter(|_| whole);
                 let picked = rows.outputs.picked.as_ref().map(|picked| x.gather(picked));
                 let stream = picked.as_ref().unwrap_or(x);
                 let last = |o: &Linear, mixed: &Activation| self.join.forward(pass, o, mixed, stream);
-                let (y, extra, raw) = attention.output(&saved, last);
-                (y, Saved { normed, rstd, part: PartSaved::Attention(saved, extra), raw })
+                let (mut y, extra, raw) = attention.output(&saved, last);
+                let laurel = self.laurel.as_ref().map(|laurel| {
+                    let picked = rows.outputs.picked.as_ref().map(|picked| input.gather(picked));
+                    laurel.join(pass, picked.as_ref().unwrap_or(input), &mut y)
+                });
+                let normed = h.filter(|_| whole);
+                (y, Saved { normed, rstd, part: PartSaved::Attention(saved, extra), raw, laurel })
             }
             Part::DeltaNet(part) => {
                 let saved = mixing.delta_net(part, pass, input, rows);
                 let normed = h.filter(|_| whole);
                 let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &part.middle(pass, &saved), x);
-                (y, Saved { normed, rstd, part: PartSaved::DeltaNet(saved, extra), raw })
+                (y, Saved { normed, rstd, part: PartSaved::DeltaNet(saved, extra), raw, laurel: None })
             }
             Part::Mamba(part) => {
                 let saved = mixing.mamba(part, pass, input, rows);
                 let normed = h.filter(|_| whole);
                 let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &part.middle(pass, &saved), x);
-                (y, Saved { normed, rstd, part: PartSaved::Mamba(saved, extra), raw })
+                (y, Saved { normed, rstd, part: PartSaved::Mamba(saved, extra), raw, laurel: None })
             }
             Part::ShortConv(part) => {
                 let (saved, middle) = mixing.short_conv(part, pass, input, rows);
                 let normed = h.filter(|_| whole);
                 let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &middle, x);
-                (y, Saved { normed, rstd, part: PartSaved::ShortConv(saved, extra), raw })
+                (y, Saved { normed, rstd, part: PartSaved::ShortConv(saved, extra), raw, laurel: None })
             }
             Part::Mlp(mlp) => {
                 let saved = mlp.forward(pass, input);
@@ -331,33 +345,33 @@ impl Branch {
                 let middle = mlp.middle(&saved);
                 let (y, extra, raw) = self.join.forward(pass, &mlp.down, &middle, x);
                 let part = PartSaved::Mlp(saved, extra, whole.then_some(middle));
-                (y, Saved { normed, rstd, part, raw })
+                (y, Saved { normed, rstd, part, raw, laurel: None })
             }
             Part::Plain(mlp) => {
                 let (middle, saved) = mlp.forward(pass, input);
                 let normed = h.filter(|_| whole);
                 let (y, extra, raw) = self.join.forward(pass, &mlp.fc2, &middle, x);
                 let part = PartSaved::Plain(saved, extra, whole.then_some(middle));
-                (y, Saved { normed, rstd, part, raw })
+                (y, Saved { normed, rstd, part, raw, laurel: None })
             }
             Part::Experts(moe) => {
                 let (y, saved) = moe.forward(pass, input);
                 let normed = h.filter(|_| whole);
                 let (y, raw) = self.join.add(pass, y, x);
-                (y, Saved { normed, rstd, part: PartSaved::Experts(saved), raw })
+                (y, Saved { normed, rstd, part: PartSaved::Experts(saved), raw, laurel: None })
             }
             Part::MlpAndExperts(both) => {
                 let (y, saved) = both.forward(pass, x, input);
                 let normed = h.filter(|_| whole);
                 let (y, raw) = self.join.add(pass, y, x);
-                (y, Saved { normed, rstd, part: PartSaved::MlpAndExperts(Box::new(saved)), raw })
+                (y, Saved { normed, rstd, part: PartSaved::MlpAndExperts(Box::new(saved)), raw, laurel: None })
             }
             Part::PerLayer(gate) => {
                 let saved = gate.forward(pass, input);
-                let middle = gate.middle(&saved, per_layer(&rows), rows.outputs);
+                let middle = gate.middle(&saved, rows.own_embeddings(), rows.outputs);
                 let normed = h.filter(|_| whole);
                 let (y, extra, raw) = self.join.forward(pass, &gate.projection, &middle, x);
-                (y, Saved { normed, rstd, part: PartSaved::PerLayer(saved, extra), raw })
+                (y, Saved { normed, rstd, part: PartSaved::PerLayer(saved, extra), raw, laurel: None })
             }
         }
     }
@@ -368,7 +382,7 @@ impl Branch {
         pass: &Pass<'_>,
         x: &Activation,
         saved: Saved,
-        dy: Activation,
+        mut dy: Activation,
         rows: BlockRows<'_>,
         want_dx: bool,
         grads: &mut Grads<'_>,
@@ -376,14 +390,24 @@ impl Branch {
         if let (PartSaved::Again, Some(tiles)) = (&saved.part, rows.tiles) {
             return self.backward_tiled(tiles, pass, x, dy, rows, want_dx, grads);
         }
-        let Saved { normed: kept, rstd, part, raw } = saved;
+        let Saved { normed: mut kept, rstd, part, raw, laurel } = saved;
         let norm = self.norm.as_ref().zip(rstd.as_ref());
+        let of_laurel = self.laurel.as_ref().zip(laurel).map(|(laurel, saved)| {
+            kept = kept.take().or_else(|| norm.map(|(norm, rstd)| norm.again(pass, x, rstd)));
+            let (h, picked) = (kept.as_ref().unwrap_or(x), rows.outputs.picked.as_deref());
+            let rows = picked.map(|picked| h.gather(picked));
+            let dh = laurel.backward(pass, rows.as_ref().unwrap_or(h), saved, &mut dy, grads);
+            match picked {
+                Some(picked) => dh.scatter(picked, x.tokens()),
+                None => dh,
+            }
+        });
         let again = || kept.or_else(|| norm.map(|(norm, rstd)| norm.again(pass, x, rstd)));
         let d_last = self.join.backward(pass, raw, &dy, grads);
         let d_part = d_last.as_ref().unwrap_or(&dy);
         // What goes to the stream beside the norm.
         let mut beside = None;
-        let dh = match (&self.part, part) {
+        let mut dh = match (&self.part, part) {
             (Part::Attention(attention), PartSaved::Attention(mut saved, extra)) => {
                 let d_mixed = attention.backward_output(pass, &mut saved, extra.as_ref(), d_part, grads);
                 drop(d_last);
@@ -438,11 +462,14 @@ impl Branch {
             }
             (Part::PerLayer(gate), PartSaved::PerLayer(saved, extra)) => {
                 let h = again();
-                let inputs = (h.as_ref().unwrap_or(x), per_layer(&rows), rows.outputs);
+                let inputs = (h.as_ref().unwrap_or(x), rows.own_embeddings(), rows.outputs);
                 gate.backward(pass, inputs, saved, extra.as_ref(), d_part, grads)
             }
             _ => unreachable!("a branch keeps its own kind"),
         };
+        if let Some(of_laurel) = &of_laurel {
+            elementwise::add(&mut dh, of_laurel);
+        }
         let picked = match &self.part {
             Part::Attention(_) => rows.outputs.picked.as_ref(),
             _ => None,

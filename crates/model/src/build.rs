@@ -277,8 +277,12 @@ impl Builder<'_> {
 
     fn block(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Block> {
         let arch = self.arch;
-        let branches = arch.blocks[layer].branches.iter().map(|spec| self.branch(layer, spec, linears));
-        Ok(Block { branches: branches.collect::<Result<_>>()?, scalar: self.layer_scalar(layer)? })
+        let altup = self.altup(layer, linears)?;
+        // With several streams the block's own embeddings are no branch: they go to other streams.
+        let inner = |spec: &&BranchSpec| arch.altup.is_none() || spec.part != PartSpec::PerLayer;
+        let branches = arch.blocks[layer].branches.iter().filter(inner);
+        let branches = branches.map(|spec| self.branch(layer, spec, linears)).collect::<Result<_>>()?;
+        Ok(Block { branches, scalar: self.layer_scalar(layer)?, altup })
     }
 
     pub(super) fn norm(&mut self, layer: usize, name: &str) -> Result<Norm> {
@@ -297,7 +301,7 @@ impl Builder<'_> {
             PartSpec::DeltaNet(spec) => Part::DeltaNet(Box::new(self.delta_net(layer, spec, linears)?)),
             PartSpec::ShortConv(spec) => Part::ShortConv(Box::new(self.short_conv(layer, spec, linears)?)),
             PartSpec::Mamba(spec) => Part::Mamba(Box::new(self.mamba(layer, spec, linears)?)),
-            PartSpec::Mlp { .. } => Part::Mlp(Box::new(self.mlp(layer, linears)?)),
+            PartSpec::Mlp { cut, .. } => Part::Mlp(Box::new(Mlp { cut: *cut, ..self.mlp(layer, linears)? })),
             PartSpec::PlainMlp { .. } => Part::Plain(Box::new(self.plain_mlp(layer, linears)?)),
             PartSpec::Experts => {
                 let experts = self.arch.experts.as_ref();
@@ -315,7 +319,8 @@ impl Builder<'_> {
             None if self.arch.residual_scale == 1.0 => Join::Plain,
             None => Join::Scaled(self.arch.residual_scale as f32),
         };
-        Ok(Branch { norm, part, join })
+        let laurel = if let Part::Attention(_) = part { self.laurel(layer, linears)? } else { None };
+        Ok(Branch { norm, part, join, laurel })
     }
 
     pub(super) fn mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Mlp> {
@@ -331,7 +336,7 @@ impl Builder<'_> {
             Projections::apart([gate, linear(self, to_up)?])
         };
         let down = linear(self, to_down)?;
-        Ok(Mlp { gate_up, down, gate: gate(self.arch) })
+        Ok(Mlp { gate_up, down, gate: gate(self.arch), cut: None })
     }
 
     fn plain_mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<PlainMlp> {

@@ -12,10 +12,10 @@ use super::source::Tensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tunesmith_base::error::Result;
-use tunesmith_config::arch::{Arch, Clamp, Experts, LinearSpec, RouterSpec, SharedExpert};
+use tunesmith_config::arch::{Arch, Clamp, ExpertGroups, Experts, LinearSpec, RouterSpec, SharedExpert};
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::pointwise::Function;
-use tunesmith_ops::route::{Groups, Router, Scores};
+use tunesmith_ops::route::{GroupScore, Groups, Router, Scores};
 
 impl Builder<'_> {
     /// The adapters of all experts of a block on one of their matrices, part by part.
@@ -64,7 +64,7 @@ impl Builder<'_> {
                 let mlp = if experts.gated {
                     let (to_gate, to_up) = (linear(".gate_proj")?, linear(".up_proj")?);
                     let gate_up = Projections::apart([to_gate, to_up]);
-                    Expert::Gated(Mlp { gate_up, down: linear(".down_proj")?, gate })
+                    Expert::Gated(Mlp { gate_up, down: linear(".down_proj")?, gate, cut: None })
                 } else {
                     let fc1 = linear(".up_proj")?;
                     Expert::Plain(PlainMlp { fc1, fc2: linear(".down_proj")?, function: Function::Relu2 })
@@ -142,7 +142,7 @@ impl Builder<'_> {
             Err(mut joined) => Projections::fused(joined.remove(0), [width; 2]),
         };
         let down = linear(down, down_bias, after, [features, width]);
-        Ok(Expert::Gated(Mlp { gate_up, down, gate: gate_of(self.arch, experts) }))
+        Ok(Expert::Gated(Mlp { gate_up, down, gate: gate_of(self.arch, experts), cut: None }))
     }
 }
 
@@ -152,7 +152,11 @@ fn how(experts: &Experts) -> Router {
     Router {
         per_token: experts.per_token,
         scores: if sigmoid { Scores::Sigmoid } else { Scores::Softmax },
-        groups: groups.map(|(count, chosen)| Groups { count, chosen }),
+        groups: groups.map(|ExpertGroups { count, chosen, by_best }| Groups {
+            count,
+            chosen,
+            score: if by_best { GroupScore::Best } else { GroupScore::BestTwo },
+        }),
         normalised: experts.normalised.then_some(eps as f32),
         scale: scale as f32,
     }

@@ -1,4 +1,4 @@
-//! Builds what only Gemma 4 has: per-layer embeddings, and experts beside an MLP.
+//! Builds per-layer embeddings (Gemma 3n and 4), and what only Gemma 4 has: experts beside an MLP.
 use super::build::{Builder, gate};
 use super::linear::Linear;
 use super::mlp_and_experts::MlpAndExperts;
@@ -22,6 +22,7 @@ impl Builder<'_> {
             projection: self.named(PER_LAYER_PROJECTION, linears)?,
             norm: self.tensors.norm(PER_LAYER_NORM)?,
             blocks: arch.num_hidden_layers,
+            rows: spec.vocab_size,
             table_scale: (spec.width as f64).sqrt() as f32,
             projection_scale: (arch.hidden_size as f64).powf(-0.5) as f32,
         }))

@@ -88,11 +88,12 @@ impl Builder<'_> {
         let norm = Some(self.encoder_norm(spec, &spec.block_name(layer, names.norm1))?);
         let attention = self.encoder_attention(spec, layer)?;
         let join = self.encoder_join(spec, layer, names.scale1)?;
-        let first = Branch { norm, part: Part::Attention(Box::new(attention)), join };
+        let first = Branch { norm, part: Part::Attention(Box::new(attention)), join, laurel: None };
         let norm = Some(self.encoder_norm(spec, &spec.block_name(layer, names.norm2))?);
         let part = self.encoder_mlp(spec, layer)?;
         let join = self.encoder_join(spec, layer, names.scale2)?;
-        Ok(Block { branches: vec![first, Branch { norm, part, join }], scalar: None })
+        let second = Branch { norm, part, join, laurel: None };
+        Ok(Block { branches: vec![first, second], scalar: None, altup: None })
     }
 
     fn encoder_attention(&mut self, spec: &spec::Encoder, layer: usize) -> Result<Attention> {
@@ -137,7 +138,7 @@ impl Builder<'_> {
                     .hint("silu and gelu_pytorch_tanh are known"));
             }
         };
-        Ok(Part::Mlp(Box::new(Mlp { gate_up: Projections::apart([next(), next()]), down: next(), gate })))
+        Ok(Part::Mlp(Box::new(Mlp { gate_up: Projections::apart([next(), next()]), down: next(), gate, cut: None })))
     }
 
     fn linears(&mut self, specs: &[LinearSpec]) -> Result<impl Iterator<Item = Linear> + use<>> {

@@ -1,12 +1,15 @@
 //! The decoder. A model is a row of segments: embedding, blocks, head. Each has a forward and a backward pass, and
 //! adapters ([`adapters`]) are inside its linear modules. [`Model`] reads weights from safetensors and walks the segments.
 pub mod adapters;
+mod altup;
 mod attach;
 mod attention;
 mod block;
 mod blocks;
 mod branch;
+mod branches;
 mod build;
+mod build_altup;
 mod build_experts;
 mod build_mixers;
 mod build_per_layer;
@@ -23,6 +26,7 @@ mod head;
 pub mod init;
 mod kept;
 mod latent;
+mod laurel;
 mod linear;
 mod mamba;
 mod mixers;
@@ -50,6 +54,7 @@ mod shared_kv;
 mod short_conv;
 mod source;
 pub mod stack;
+mod streams;
 mod svd;
 pub mod targets;
 mod tiled_branch;

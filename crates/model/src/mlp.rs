@@ -6,6 +6,7 @@ use super::projections::Projections;
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::gated_mlp::{self, Gate};
+use tunesmith_ops::gaussian_topk;
 
 #[derive(Debug)]
 pub struct Mlp {
@@ -13,6 +14,8 @@ pub struct Mlp {
     pub down: Linear,
     /// What the gate goes through.
     pub gate: Gate,
+    /// The gate first loses what is not above its mean by so many deviations (Gemma 3n).
+    pub cut: Option<f32>,
 }
 
 /// What forward keeps for backward.
@@ -64,7 +67,8 @@ impl Mlp {
 
     /// What `down` takes: `[rows, intermediate]`.
     pub fn middle(&self, saved: &Saved) -> Activation {
-        gated_mlp::forward(self.gate, &saved.gate, &saved.up)
+        let cut = self.cut.map(|cut| gaussian_topk::forward(&saved.gate, cut));
+        gated_mlp::forward(self.gate, cut.as_ref().unwrap_or(&saved.gate), &saved.up)
     }
 
     /// From `dy`, the gradient of `down`'s output, to those of gate and up, in their place. `middle` is what `down` took,
@@ -87,7 +91,13 @@ impl Mlp {
 
     /// From the gradient of what `down` takes to those of gate and up, in their place.
     pub fn backward_middle(&self, saved: &mut Saved, d_middle: &Activation) {
-        gated_mlp::backward(self.gate, &mut saved.gate, &mut saved.up, d_middle);
+        let Some(cut) = self.cut else {
+            return gated_mlp::backward(self.gate, &mut saved.gate, &mut saved.up, d_middle);
+        };
+        let mut kept = gaussian_topk::forward(&saved.gate, cut);
+        gated_mlp::backward(self.gate, &mut kept, &mut saved.up, d_middle);
+        gaussian_topk::backward(&saved.gate, cut, &mut kept);
+        saved.gate = kept;
     }
 
     /// From the gradients of gate and up to that of `h`.

@@ -119,6 +119,16 @@ pub struct BlockRows<'a> {
     pub per_layer: Option<&'a PerLayerInputs>,
 }
 
+impl<'a> BlockRows<'a> {
+    /// The embeddings of the pass for each block.
+    ///
+    /// # Panics
+    /// If the model has none.
+    pub fn own_embeddings(&self) -> &'a PerLayerInputs {
+        self.per_layer.expect("the walk has embeddings for each block")
+    }
+}
+
 /// Sequence boundaries and rotary tables of a batch.
 #[derive(Debug)]
 pub struct Layout {

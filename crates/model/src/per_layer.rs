@@ -1,4 +1,4 @@
-//! Per-layer embeddings (Gemma 4): each block has embeddings of its own, in addition to those of the residual stream. For all
+//! Per-layer embeddings (Gemma 3n and 4): each block has embeddings of its own, in addition to those of the residual stream. For all
 //! blocks side by side,
 //!
 //! ```text
@@ -13,6 +13,7 @@ use super::norm::Norm;
 use super::pass::{Pass, Rows};
 use super::per_layer_inputs::PerLayerInputs;
 use super::weight::Weight;
+use std::borrow::Cow;
 use std::f32::consts::FRAC_1_SQRT_2;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::gated_mlp::{self, Gate};
@@ -28,6 +29,8 @@ pub struct PerLayer {
     /// `[width]`, the same for each block.
     pub norm: Norm,
     pub blocks: usize,
+    /// Rows of the table. Tokens beyond them have the first one, as in Gemma 3n.
+    pub rows: usize,
     /// Factor on the table's rows.
     pub table_scale: f32,
     /// Factor on what the projection gives.
@@ -46,6 +49,15 @@ impl PerLayer {
         self.table.trains() || self.projection.trains() || self.norm.trains()
     }
 
+    /// The rows of the table that `tokens` have.
+    fn rows_of<'t>(&self, tokens: &'t [u32]) -> Cow<'t, [u32]> {
+        let beyond = |token: u32| token as usize >= self.rows;
+        if !tokens.iter().any(|&token| beyond(token)) {
+            return tokens.into();
+        }
+        tokens.iter().map(|&token| if beyond(token) { 0 } else { token }).collect()
+    }
+
     /// `c P x`, and what the projection needs in backward.
     fn projected(&self, pass: &Pass<'_>, x: &Activation) -> (Activation, Option<linear::Saved>) {
         let (mut raw, saved) = self.projection.forward(pass, x, None);
@@ -59,7 +71,8 @@ impl PerLayer {
         let (mut all, _) = self.norm.forward(pass, &raw, self.blocks);
         drop(raw);
         let table = self.table.view(pass.values);
-        let rows = embedding::forward(pass.pool, table.store(), all.features(), tokens, self.table_scale);
+        let rows =
+            embedding::forward(pass.pool, table.store(), all.features(), &self.rows_of(tokens), self.table_scale);
         elementwise::add(&mut all, &rows);
         drop(rows);
         elementwise::scale(&mut all, FRAC_1_SQRT_2);
@@ -77,7 +90,7 @@ impl PerLayer {
     ) {
         let mut d = inputs.into_gradient();
         elementwise::scale(&mut d, FRAC_1_SQRT_2);
-        self.table.add_embedding_gradient(&d, tokens, self.table_scale, padding, grads);
+        self.table.add_embedding_gradient(&d, &self.rows_of(tokens), self.table_scale, padding, grads);
         let (raw, saved) = self.projected(pass, x);
         let stats = self.norm.stats(&raw, self.blocks);
         let mut d_raw = raw.like();

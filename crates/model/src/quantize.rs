@@ -127,7 +127,10 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
             });
         }
     }
-    modules.retain(|module| !skip.iter().any(|entry| named(module, entry.trim_end_matches('.'))));
+    // The few weights of Gemma 3n's streams stay dense: Transformers reads them beside their modules.
+    let of_streams = |module: &str| module.contains(".altup.");
+    modules
+        .retain(|module| !of_streams(module) && !skip.iter().any(|entry| named(module, entry.trim_end_matches('.'))));
     Ok(modules.into_iter().map(|module| format!("{module}.weight")).collect())
 }
 

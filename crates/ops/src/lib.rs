@@ -63,7 +63,13 @@
 //! |---|---|
 //! | [`gated_mlp`] | `act(gate) * up`: SiLU, GELU by tanh, a sigmoid, or no function |
 //! | [`feature_repeat`] | `y[t, f * times + i] = x[t, f]`: a head's gate for all of its features; the gradient's sums |
-//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU`, its square |
+//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU`, its square; `tanh(x)` |
+//! | [`gaussian_topk`] | `max(x - (mean + m std), 0)` with mean and deviation of each token's features |
+//!
+//! | several streams | |
+//! |---|---|
+//! | [`altup`] | streams side by side, `[tokens, streams * dim]`: `x_i + sum_j c[i, j] x_j`; `p_i + (1 + c[i]) (u - p_active)` |
+//! | [`rms_match`] | `x rms(r) / rms(x)` |
 //!
 //! | experts | |
 //! |---|---|
@@ -108,6 +114,7 @@ pub mod accumulate;
 pub mod activation;
 pub mod adamw;
 pub mod adamw_8bit;
+pub mod altup;
 pub mod argmax;
 pub mod attention;
 pub mod block_diagonal;
@@ -123,6 +130,7 @@ pub mod feature_repeat;
 pub mod feature_scale;
 pub mod gated_delta_rule;
 pub mod gated_mlp;
+pub mod gaussian_topk;
 pub mod gemm;
 pub mod group_norm;
 #[cfg(test)]
@@ -140,6 +148,7 @@ pub mod peak;
 pub mod pointwise;
 pub mod quant;
 pub mod recurrence;
+pub mod rms_match;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;

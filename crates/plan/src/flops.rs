@@ -10,7 +10,10 @@
 use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
 use std::collections::BTreeMap;
-use tunesmith_config::arch::{Arch, BlockSpec, BranchSpec, LinearSpec, PER_LAYER_PROJECTION, PartSpec};
+use tunesmith_config::arch::{
+    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, Arch, BlockSpec, BranchSpec, LinearSpec, PER_LAYER_PROJECTION,
+    PartSpec,
+};
 
 /// Operations of some rows, forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -114,9 +117,11 @@ impl Costs {
     }
 }
 
-/// The block with which a matrix counts: what every block takes is computed once.
+/// The block with which a matrix counts: what every block takes, and what makes several streams and brings them together, is computed
+/// once.
 fn place(name: &str) -> Option<usize> {
-    block_of(name).or_else(|| name.starts_with(PER_LAYER_PROJECTION).then_some(0))
+    let once = [PER_LAYER_PROJECTION, ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS];
+    block_of(name).or_else(|| once.iter().any(|module| name.starts_with(module)).then_some(0))
 }
 
 /// Numbers of the states of a block with linear attention.

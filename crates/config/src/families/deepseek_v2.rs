@@ -9,8 +9,9 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v2",
     class_name: "DeepseekV2ForCausalLM",
-    models: "DeepSeek-V2-Lite 16B, DeepSeek-Coder-V2-Lite 16B",
-    features: "multi-head latent attention; experts with an MLP beside them, dense MLPs in the first blocks",
+    models: "DeepSeek V2 and Coder V2, Lite 16B and 236B",
+    features: "multi-head latent attention; experts, of the best groups in the larger ones, with an MLP beside them, dense MLPs in the first \
+               blocks",
     sparse: true,
     classifier: Some("DeepseekV2ForSequenceClassification"),
     gguf: None,
@@ -25,7 +26,6 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     // Its class has no key for the pairs of the rotary embedding, and computes the width of its heads.
     let source = &source.without("rope_interleave").without("head_dim");
     let mut arch = source.latent_decoder(&FAMILY, &Defaults { context: 2048, ..Defaults::default() }, LATENT)?;
-    source.refuse_others("topk_method", "greedy")?;
     source.refuse_others("scoring_func", "softmax")?;
     if source.flag("mlp_bias", false)? {
         return Err(source.not_yet("mlp_bias in deepseek_v2"));
@@ -37,11 +37,21 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = ExpertDefaults { count: 64, per_token: 0, width: 1407 };
     let experts = source.experts("n_routed_experts", "moe_intermediate_size", defaults)?;
     source.refuse_balance(&experts)?;
+    let groups = match source.text("topk_method")? {
+        Some("group_limited_greedy") => source.expert_groups(&experts, [None, None], true)?,
+        Some("greedy") => None,
+        None if !source.is_null("topk_method") => None,
+        other => {
+            let found = other.map_or("null".into(), |word| format!("{word:?}"));
+            let error = source.not_yet(format!("topk_method {found} in deepseek_v2"));
+            return Err(error.hint("supported: \"greedy\", \"group_limited_greedy\""));
+        }
+    };
     let shared = source.size("n_shared_experts", Some(2))? * experts.width;
     arch.experts = Some(Experts {
         // Its class does not read `norm_topk_prob`.
         normalised: false,
-        router: RouterSpec { scale: source.positive("routed_scaling_factor", 1.0)?, ..RouterSpec::SOFTMAX },
+        router: RouterSpec { groups, scale: source.positive("routed_scaling_factor", 1.0)?, ..RouterSpec::SOFTMAX },
         shared: Some(SharedExpert { width: shared, gated: false }),
         names: ExpertNames::DeepSeek,
         ..experts

@@ -80,7 +80,11 @@ pub(super) fn dense(source: &Source<'_>, family: &'static Family, defaults: &Def
             return Err(source.not_yet(format!("rope_parameters that turn a part of a head in {}", family.model_type)));
         }
     }
-    shared_keys(source, &mut arch)?;
+    if source.count("num_kv_shared_layers", 0)? > 0 && source.flag("attention_k_eq_v", false)? {
+        return Err(source.not_yet("num_kv_shared_layers with attention_k_eq_v"));
+    }
+    shared_keys(source, &mut arch, 0)?;
+    wide_mlps(source, &mut arch)?;
     Ok(arch)
 }
 
@@ -141,16 +145,12 @@ fn per_layer_config<'a>(source: &Source<'a>, found: &Value, full: &[usize]) -> R
 }
 
 /// The last `num_kv_shared_layers` blocks take keys and values from the last block before them that has attention of their kind.
-fn shared_keys(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
-    let shared = source.count("num_kv_shared_layers", 0)?;
+pub(super) fn shared_keys(source: &Source<'_>, arch: &mut Arch, default: usize) -> Result<()> {
+    let shared = source.count("num_kv_shared_layers", default)?;
     let layers = arch.num_hidden_layers;
     if shared > layers {
         return Err(source.mismatch("num_kv_shared_layers", &format!("at most {layers}, the number of blocks")));
     }
-    if shared > 0 && source.flag("attention_k_eq_v", false)? {
-        return Err(source.not_yet("num_kv_shared_layers with attention_k_eq_v"));
-    }
-    let wide = source.flag("use_double_wide_mlp", false)?;
     let (owners, rest) = arch.blocks.split_at_mut(layers - shared);
     for block in rest {
         let full = is_full(block);
@@ -158,14 +158,20 @@ fn shared_keys(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
             let kind = if full { "full_attention" } else { "sliding_attention" };
             source.error(format!("num_kv_shared_layers is {shared}: no block before the last {shared} has {kind}"))
         })?;
-        for branch in &mut block.branches {
-            match &mut branch.part {
-                PartSpec::Attention(attention) => attention.kv_from = Some(from),
-                PartSpec::Mlp { intermediate_size } if wide => {
-                    *intermediate_size = twice(source, *intermediate_size)?;
-                }
-                _ => {}
-            }
+        block.attention_mut().into_iter().for_each(|attention| attention.kv_from = Some(from));
+    }
+    Ok(())
+}
+
+/// With `use_double_wide_mlp`, blocks without their own keys have MLPs twice as wide.
+fn wide_mlps(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
+    if !source.flag("use_double_wide_mlp", false)? {
+        return Ok(());
+    }
+    let shares = |block: &BlockSpec| block.attention().is_some_and(|attention| attention.kv_from.is_some());
+    for branch in arch.blocks.iter_mut().filter(|block| shares(block)).flat_map(|block| &mut block.branches) {
+        if let PartSpec::Mlp { intermediate_size, .. } = &mut branch.part {
+            *intermediate_size = twice(source, *intermediate_size)?;
         }
     }
     Ok(())
@@ -193,7 +199,7 @@ fn experts(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
     let experts = source.experts("num_experts", "moe_intermediate_size", defaults)?;
     arch.experts = Some(Experts { names: ExpertNames::Gemma4, balance: None, ..experts });
     for branch in arch.blocks.iter_mut().flat_map(|block| &mut block.branches) {
-        if let PartSpec::Mlp { intermediate_size } = branch.part {
+        if let PartSpec::Mlp { intermediate_size, .. } = branch.part {
             branch.part = PartSpec::MlpAndExperts { intermediate_size };
         }
     }
@@ -212,11 +218,16 @@ fn per_layer(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
         let expected = format!("at least {}, the size of the vocabulary", arch.vocab_size);
         return Err(source.mismatch("vocab_size_per_layer_input", &expected));
     }
-    let all = width * arch.num_hidden_layers;
+    add_per_layer(source, arch, vocab_size, width)
+}
+
+/// Gives each block embeddings of that width, from a table of so many rows.
+pub(super) fn add_per_layer(source: &Source<'_>, arch: &mut Arch, vocab_size: usize, width: usize) -> Result<()> {
+    let (key, all) = ("hidden_size_per_layer_input", width * arch.num_hidden_layers);
     if all > MAX_SIZE {
         return Err(source.error(format!("{key} {width} in all blocks is {all}, expected at most {MAX_SIZE}")));
     }
-    arch.per_layer = Some(PerLayerSpec { vocab_size, width });
+    arch.per_layer = Some(PerLayerSpec { vocab_size, width, tokens: arch.vocab_size });
     let branch = BranchSpec { norm: None, part: PartSpec::PerLayer, post_norm: Some("post_per_layer_input_norm") };
     arch.blocks.iter_mut().for_each(|block| block.branches.push(branch.clone()));
     Ok(())

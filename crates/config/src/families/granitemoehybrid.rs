@@ -43,7 +43,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
             block.set_mixer(&PartSpec::Mamba(source.granite_mamba(arch.hidden_size)?));
         }
         for branch in &mut block.branches {
-            if let PartSpec::Mlp { intermediate_size } = &mut branch.part {
+            if let PartSpec::Mlp { intermediate_size, .. } = &mut branch.part {
                 *intermediate_size = width;
             }
         }

@@ -36,7 +36,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let width = mlp_width(source)?;
     arch.intermediate_size = width;
     for branch in arch.blocks.iter_mut().flat_map(|block| &mut block.branches) {
-        if let PartSpec::Mlp { intermediate_size } = &mut branch.part {
+        if let PartSpec::Mlp { intermediate_size, .. } = &mut branch.part {
             *intermediate_size = width;
         }
     }

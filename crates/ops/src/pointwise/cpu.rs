@@ -69,6 +69,10 @@ unsafe fn both<S: Simd>(function: Function, x: S::V) -> (S::V, S::V) {
                 let kept = S::if_gt(x, S::splat(0.0), x, S::splat(0.0));
                 (S::mul(kept, kept), S::add(kept, kept))
             }
+            Function::Tanh => {
+                let t = S::tanh(x);
+                (t, S::sub(S::splat(1.0), S::mul(t, t)))
+            }
         }
     }
 }

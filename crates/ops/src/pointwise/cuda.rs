@@ -14,6 +14,7 @@ const fn number(function: Function) -> i32 {
         Function::Silu => 3,
         Function::Relu => 4,
         Function::Relu2 => 5,
+        Function::Tanh => 6,
     }
 }
 

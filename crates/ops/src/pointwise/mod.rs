@@ -25,6 +25,8 @@ pub enum Function {
     Relu,
     /// `max(x, 0)^2`: Nemotron-H. So et al., "Primer", 2021.
     Relu2,
+    /// `tanh(x)`: the routers of Gemma 3n's streams.
+    Tanh,
 }
 
 /// `f(x)`, `[tokens, features]`.

@@ -20,6 +20,7 @@ pub(super) fn forward(function: Function, x: &[f64]) -> Vec<f64> {
         Function::Silu => x / (1.0 + (-x).exp()),
         Function::Relu => x.max(0.0),
         Function::Relu2 => x.max(0.0).powi(2),
+        Function::Tanh => x.tanh(),
     };
     x.iter().map(of).collect()
 }

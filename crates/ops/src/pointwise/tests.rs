@@ -4,7 +4,7 @@ use crate::testing::{Engine, check_gradient, each_engine, f64s, near, numbers};
 
 #[test]
 fn equals_the_definition_and_its_finite_differences() {
-    use Function::{Gelu, GeluTanh, QuickGelu, Relu, Relu2, Silu};
+    use Function::{Gelu, GeluTanh, QuickGelu, Relu, Relu2, Silu, Tanh};
     let run = |engine: Engine, function: Function| {
         let (tokens, features) = (19, 5);
         let x: Vec<f32> = numbers(1, tokens * features).iter().map(|x| x * 4.0).collect();
@@ -20,5 +20,9 @@ fn equals_the_definition_and_its_finite_differences() {
         };
         check_gradient(&format!("d{function:?}"), &x, &xa.to_rows(), loss);
     };
-    each_engine(|engine| [Gelu, GeluTanh, QuickGelu, Silu, Relu, Relu2].into_iter().for_each(|it| run(engine, it)));
+    each_engine(|engine| {
+        for function in [Gelu, GeluTanh, QuickGelu, Silu, Relu, Relu2, Tanh] {
+            run(engine, function);
+        }
+    });
 }

@@ -1,5 +1,5 @@
 //! Plain loops in one task: a router has few logits.
-use super::{Expert, Groups, Router, Routing, Scores};
+use super::{Expert, GroupScore, Groups, Router, Routing, Scores};
 use crate::activation::Activation;
 
 pub(super) fn route(logits: &Activation, bias: Option<&[f32]>, router: Router) -> Routing {
@@ -61,7 +61,7 @@ fn sigmoid_of(x: f32) -> f32 {
 /// The experts that a token may go to, rising.
 fn candidates(choice: &[f32], groups: Option<Groups>, order: &mut Vec<usize>) {
     order.clear();
-    let Some(Groups { count, chosen }) = groups else { return order.extend(0..choice.len()) };
+    let Some(Groups { count, chosen, score }) = groups else { return order.extend(0..choice.len()) };
     let size = choice.len() / count;
     let best_two = |group: &[f32]| {
         let mut best = [f32::NEG_INFINITY; 2];
@@ -72,11 +72,15 @@ fn candidates(choice: &[f32], groups: Option<Groups>, order: &mut Vec<usize>) {
                 best[1] = score;
             }
         }
-        best[0] + best[1]
+        best
     };
-    let sums: Vec<f32> = choice.chunks_exact(size).map(best_two).collect();
+    let of_group = |group: &[f32]| match (score, best_two(group)) {
+        (GroupScore::Best, [best, _]) => best,
+        (GroupScore::BestTwo, [best, second]) => best + second,
+    };
+    let scores: Vec<f32> = choice.chunks_exact(size).map(of_group).collect();
     let mut best: Vec<usize> = (0..count).collect();
-    keep_best(&sums, chosen, &mut best);
+    keep_best(&scores, chosen, &mut best);
     best.sort_unstable();
     order.extend(best.into_iter().flat_map(|group| group * size..(group + 1) * size));
 }

@@ -4,7 +4,8 @@
 //! ([`Routing::scale`]).
 //!
 //! A bias may move the choice, and is no part of the weights (Wang et al., 2024, <https://arxiv.org/abs/2408.15664>). The choice may
-//! be among the experts of the best groups (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>).
+//! be among the experts of the best groups (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>, and DeepSeek-V3,
+//! <https://arxiv.org/abs/2412.19437>).
 //!
 //! Of tokens `[tokens, features]` an expert sees its own, which [`Routing::dispatch`] copies; [`Routing::combine`] adds its
 //! outputs to all.
@@ -63,14 +64,34 @@ pub enum Scores {
     Sigmoid,
 }
 
-/// Experts in groups of equal size, one after the other. A token's experts are in the groups with the largest sums of their best
-/// two scores, the bias included.
+/// Experts in groups of equal size, one after the other. A token's experts are in the groups with the largest scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
-    /// Number of groups; a group has at least two experts.
+    /// Number of groups.
     pub count: usize,
     /// How many of them a token may go to.
     pub chosen: usize,
+    /// What the score of a group is.
+    pub score: GroupScore,
+}
+
+/// The score of a group of experts, from their scores with the bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupScore {
+    /// That of its best expert (DeepSeek-V2, `group_limited_greedy`).
+    Best,
+    /// The sum of its best two, which it must have (DeepSeek-V3).
+    BestTwo,
+}
+
+impl GroupScore {
+    /// The fewest experts of a group.
+    pub const fn experts(self) -> usize {
+        match self {
+            Self::Best => 1,
+            Self::BestTwo => 2,
+        }
+    }
 }
 
 impl Router {
@@ -103,8 +124,8 @@ pub struct WeightGradients(Vec<f32>);
 pub fn route(logits: &Activation, bias: Option<&[f32]>, router: Router) -> Routing {
     let count = logits.features();
     assert!(bias.is_none_or(|bias| bias.len() == count), "a bias for each expert");
-    if let Some(Groups { count: groups, chosen }) = router.groups {
-        assert!(groups > 0 && count.is_multiple_of(groups) && count / groups >= 2, "groups of one size");
+    if let Some(Groups { count: groups, chosen, score }) = router.groups {
+        assert!(groups > 0 && count.is_multiple_of(groups) && count / groups >= score.experts(), "groups of one size");
         assert!(chosen <= groups && chosen * (count / groups) >= router.per_token, "groups of enough experts");
     }
     match logits.device() {

@@ -28,11 +28,11 @@ pub(super) fn weights(logits: &[f64], experts: usize, bias: Option<&[f32]>, rout
         let choice: Vec<f64> = s.iter().enumerate().map(|(expert, s)| s + bias(expert)).collect();
         let candidates = match router.groups {
             None => (0..experts).collect(),
-            Some(Groups { count, chosen }) => {
+            Some(Groups { count, chosen, score }) => {
                 let size = experts / count;
                 let sum = |group: usize| {
                     let members = (group * size..(group + 1) * size).collect();
-                    best(&choice, members, 2).into_iter().map(|expert| choice[expert]).sum()
+                    best(&choice, members, score.experts()).into_iter().map(|expert| choice[expert]).sum()
                 };
                 let sums: Vec<f64> = (0..count).map(sum).collect();
                 let groups = best(&sums, (0..count).collect(), chosen);

@@ -13,7 +13,8 @@ type Case = (Router, Option<Vec<f32>>);
 fn cases() -> Vec<Case> {
     let soft = |per_token, normalised| (Router::softmax(per_token, normalised), None);
     let mut cases = vec![soft(1, false), soft(2, false), soft(2, true), soft(EXPERTS, true)];
-    let groups = |count, chosen| Some(Groups { count, chosen });
+    let groups = |count, chosen| Some(Groups { count, chosen, score: GroupScore::BestTwo });
+    let by_best = |count, chosen| Some(Groups { count, chosen, score: GroupScore::Best });
     let bias = || Some(numbers(9, EXPERTS).iter().map(|x| 0.5 * x).collect::<Vec<f32>>());
     for (per_token, groups, normalised, scale, bias) in [
         (1, None, None, 1.0, None),
@@ -23,6 +24,9 @@ fn cases() -> Vec<Case> {
         (3, groups(3, 2), None, 0.7, bias()),
         // A sum that is large beside the scores.
         (3, groups(2, 1), Some(0.3), 1.8, None),
+        (3, by_best(3, 2), None, 1.3, None),
+        // Groups of one expert.
+        (2, by_best(EXPERTS, 4), Some(0.0), 1.0, bias()),
     ] {
         for scores in [Scores::Sigmoid, Scores::Softmax] {
             cases.push((Router { per_token, scores, groups, normalised, scale }, bias.clone()));

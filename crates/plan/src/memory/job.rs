@@ -45,6 +45,15 @@ impl Storage {
         }
     }
 
+    /// As a part of a matrix that two were put into: the scales of each, which were quantized around a mean of their own, are then
+    /// single.
+    const fn joined(self) -> Self {
+        match self {
+            Self::FourBit { .. } => Self::FourBit { double: false },
+            _ => self,
+        }
+    }
+
     /// Whether its numbers are dequantized before they are multiplied.
     pub(crate) const fn is_quantized(self) -> bool {
         matches!(self, Self::FourBit { .. } | Self::Int8 | Self::Fp8 | Self::Stored(_))
@@ -221,8 +230,22 @@ impl Job<'_> {
         } else {
             let named = |_: &Storage| base.quantized_tensors.contains(&spec.name);
             let dense = if base.float32.contains(&spec.name) { Storage::F32 } else { base.matrices };
-            Some(base.quantized.filter(named).unwrap_or(dense))
+            let quantized = base.quantized.filter(named);
+            let quantized =
+                quantized.map(|storage| if self.is_joined(&spec.name) { storage.joined() } else { storage });
+            Some(quantized.unwrap_or(dense))
         }
+    }
+
+    /// Whether the engine holds the matrix as one with another: an expert's gate and up, unless each has an adapter of its own.
+    fn is_joined(&self, tensor: &str) -> bool {
+        let gated = self.arch.experts.as_ref().filter(|experts| experts.gated && tensor.contains(".experts."));
+        let Some(experts) = gated else { return false };
+        let matrix = |name: &str| name.rsplit('.').nth(1).map(str::to_owned);
+        let down = experts.names(0).pop().and_then(|name| matrix(&name));
+        let apart =
+            experts.is_interleaved() && self.trained.adapters.keys().any(|module| module.ends_with("gate_up_proj"));
+        matrix(tensor) != down && !apart
     }
 
     /// The adapters on linear modules, those of experts excepted, with the modules' shapes.

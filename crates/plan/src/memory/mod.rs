@@ -19,7 +19,10 @@ use pool::{LANES, bytes};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use tunesmith_config::arch::{AttentionSpec, EMBEDDING, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION};
+use tunesmith_config::arch::{
+    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, AttentionSpec, EMBEDDING, PER_LAYER_EMBEDDING, PER_LAYER_NORM,
+    PER_LAYER_PROJECTION,
+};
 use tunesmith_device::gpu::WORKSPACE;
 use tunesmith_ops::loss::linear::chunk_tokens;
 
@@ -198,6 +201,9 @@ impl<'a> Predictor<'a> {
         {
             let at = match block_of(&spec.name) {
                 _ if sees => 0,
+                // The first block makes several streams, and the last one brings them together.
+                None if spec.name.starts_with(ALTUP_PROJECTIONS) => 1,
+                None if spec.name.starts_with(ALTUP_UNEMBED_PROJECTIONS) => segments.len() - 2,
                 Some(block) => block + 1,
                 None if is_beside_embedding(&spec.name) => 0,
                 None => segments.len() - 1,
