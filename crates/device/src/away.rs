@@ -3,6 +3,7 @@
 //! A separate stream makes the copies. It starts a copy when the work requested before has finished. Work after a
 //! [`Leaving::buffer`] or [`Coming::buffer`] waits for the copy; the host never waits.
 use crate::cuda::{Event, PinnedMemory};
+use crate::gpu::PinnedFor;
 use crate::{Buffer, Device, gpu};
 
 /// Numbers of a GPU that are on the host.
@@ -38,7 +39,7 @@ pub struct Coming {
 pub fn leave(buffer: Buffer, bytes: usize) -> (Leaving, Away) {
     let Device::Cuda(ordinal) = buffer.device() else { panic!("a buffer of a GPU") };
     assert!(bytes as u64 <= buffer.bytes(), "a buffer of {bytes} bytes");
-    let mut place = gpu::pinned(ordinal, bytes);
+    let mut place = gpu::pinned(ordinal, bytes, PinnedFor::Copies);
     // SAFETY: both have so many bytes; the place is not read before the copy back, which comes later on that stream; the buffer is
     // not given back before the event, for which `Leaving` makes its next user wait.
     let copied = place
@@ -83,7 +84,7 @@ impl Away {
 
 impl Drop for Away {
     fn drop(&mut self) {
-        gpu::unpin(self.ordinal, self.place.take(), self.bytes);
+        gpu::unpin(self.ordinal, self.place.take(), self.bytes, PinnedFor::Copies);
     }
 }
 
@@ -106,11 +107,14 @@ impl Drop for Coming {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CountedGpu, memory};
+    use crate::pinned::tests::PINS;
+    use crate::{Array, CountedGpu, memory};
+    use std::sync::PoisonError;
 
     #[test]
     fn numbers_leave_and_come_back_while_their_memory_is_used_for_others() {
         crate::cuda::testing::stand_in();
+        let _alone = PINS.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Device::Cuda(0);
         let filled = |value: f32| {
             let mut buffer = Buffer::new(device, 1000);
@@ -133,6 +137,22 @@ mod tests {
             let back = away.come(filled(-2.0)).buffer().unwrap();
             assert_eq!(back.floats(0..1000).read(), [f32::from(value); 1000]);
         }
+    }
+
+    #[test]
+    fn the_host_does_not_write_where_a_copy_back_may_still_read() {
+        crate::cuda::testing::stand_in();
+        let _alone = PINS.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = Device::Cuda(0);
+        // As many bytes as no other test uses.
+        let (leaving, away) = leave(Buffer::new(device, 1000), 4 * 997);
+        let place = away.place.as_ref().unwrap().as_slice().as_ptr();
+        drop(leaving);
+        drop(away.come(Buffer::new(device, 1000)));
+        let mut pinned = Array::<f32>::pinned(device, 997);
+        assert_ne!(pinned.view_mut().on_host().as_ptr().cast(), place);
+        let (_leaving, away) = leave(Buffer::new(device, 1000), 4 * 997);
+        assert_eq!(away.place.as_ref().unwrap().as_slice().as_ptr(), place, "copies run in order");
     }
 
     #[test]

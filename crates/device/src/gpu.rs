@@ -25,6 +25,17 @@ static OPEN: [OnceLock<Gpu>; GPUS] = [const { OnceLock::new() }; GPUS];
 /// Held while a GPU is opened, so that two threads open it only once.
 static OPENING: Mutex<()> = Mutex::new(());
 
+/// Who uses pinned memory. What one has given back, the other does not get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum PinnedFor {
+    /// The GPU's copies alone, which run in order: it may be given back while one still reads it. It begins with anything.
+    Copies,
+    /// The host too: nothing copies from or to it once it is given back. It begins with zeros.
+    Host,
+}
+
+type IdlePinned = HashMap<(PinnedFor, usize), Vec<PinnedMemory>>;
+
 /// A GPU in use.
 struct Gpu {
     context: Arc<Context>,
@@ -33,8 +44,8 @@ struct Gpu {
     kernels: Mutex<Kernels>,
     /// Copies to the host and back, on a second stream.
     side: OnceLock<Arc<Stream>>,
-    /// Free pinned memory for reuse, by size.
-    pinned: Mutex<HashMap<usize, Vec<PinnedMemory>>>,
+    /// Free pinned memory for reuse, by its user and size.
+    pinned: Mutex<IdlePinned>,
     /// Pinned memory of pending uploads, the oldest first.
     staged: Mutex<VecDeque<Staged>>,
 }
@@ -143,7 +154,7 @@ impl Gpu {
         Ok(self.side.get().expect("it was set"))
     }
 
-    fn pinned(&self) -> MutexGuard<'_, HashMap<usize, Vec<PinnedMemory>>> {
+    fn pinned(&self) -> MutexGuard<'_, IdlePinned> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -455,37 +466,26 @@ pub(crate) unsafe fn zero(ordinal: u8, at: u64, bytes: usize) {
     }
 }
 
-/// Pinned memory of this number of bytes, for copies of a GPU's; none if they are only counted. It may hold what it was used for before.
-pub(crate) fn pinned(ordinal: u8, bytes: usize) -> Option<PinnedMemory> {
-    pinned_again(ordinal, bytes, |_| ())
-}
-
-/// As [`pinned`], all zeros: new memory is.
-pub(crate) fn pinned_zeros(ordinal: u8, bytes: usize) -> Option<PinnedMemory> {
-    pinned_again(ordinal, bytes, |used| used.fill(0))
-}
-
-fn pinned_again(ordinal: u8, bytes: usize, prepare: impl FnOnce(&mut [u8])) -> Option<PinnedMemory> {
+/// Pinned memory of this number of bytes, for copies of a GPU's; none if they are only counted.
+pub(crate) fn pinned(ordinal: u8, bytes: usize, user: PinnedFor) -> Option<PinnedMemory> {
     let place = (!counts(ordinal)).then(|| {
         let gpu = gpu(ordinal);
-        let idle = gpu.pinned().get_mut(&bytes).and_then(Vec::pop);
-        match idle {
-            Some(mut used) => {
-                prepare(used.as_mut_slice());
-                used
-            }
-            None => checked(PinnedMemory::new(&gpu.context, bytes)),
+        let idle = gpu.pinned().get_mut(&(user, bytes)).and_then(Vec::pop);
+        let Some(mut used) = idle else { return checked(PinnedMemory::new(&gpu.context, bytes)) };
+        if user == PinnedFor::Host {
+            used.as_mut_slice().fill(0);
         }
+        used
     });
     memory::put_on_host(ordinal, bytes);
     place
 }
 
-/// Takes memory of [`pinned`] back for reuse. Later copies that use it come after the current ones.
-pub(crate) fn unpin(ordinal: u8, place: Option<PinnedMemory>, bytes: usize) {
+/// Takes memory of [`pinned`] back for reuse by the same kind of user.
+pub(crate) fn unpin(ordinal: u8, place: Option<PinnedMemory>, bytes: usize, user: PinnedFor) {
     memory::taken_from_host(ordinal, bytes);
     if let (Some(place), Some(gpu)) = (place, OPEN[usize::from(ordinal)].get()) {
-        gpu.pinned().entry(bytes).or_default().push(place);
+        gpu.pinned().entry((user, bytes)).or_default().push(place);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Pinned numbers in the host's memory, which a GPU copies from and to while it computes. The host reads and writes
 //! them like other numbers of the CPU, after waiting for a copy in progress.
 use crate::cuda::{Event, PinnedMemory};
+use crate::gpu::PinnedFor;
 use crate::slice::{Element, SliceMut};
 use crate::{Array, Device, gpu};
 use std::marker::PhantomData;
@@ -63,7 +64,7 @@ impl Drop for Arrival {
 
 impl<T: Element> Pinned<T> {
     pub(crate) fn zeros(ordinal: u8, len: usize) -> Self {
-        let place = gpu::pinned_zeros(ordinal, len * size_of::<T>());
+        let place = gpu::pinned(ordinal, len * size_of::<T>(), PinnedFor::Host);
         Self { ordinal, len, place, copied: Mutex::default(), of: PhantomData }
     }
 
@@ -148,7 +149,7 @@ impl<T> Drop for Pinned<T> {
         // Whoever gets the place next may write to it at once.
         let copied = self.copied.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let _ = copied.map(|copied| copied.synchronize());
-        gpu::unpin(self.ordinal, self.place.take(), self.len * size_of::<T>());
+        gpu::unpin(self.ordinal, self.place.take(), self.len * size_of::<T>(), PinnedFor::Host);
     }
 }
 
@@ -176,13 +177,17 @@ impl<T: Element> Drop for Storing<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::memory;
+
+    /// Held by tests that pin memory for the same GPU, whose bytes are counted together.
+    pub(crate) static PINS: Mutex<()> = Mutex::new(());
 
     #[test]
     fn numbers_on_the_host_are_changed_by_a_gpu_part_by_part() {
         crate::cuda::testing::stand_in();
+        let _alone = PINS.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Device::Cuda(0);
         let before = memory::on_host(device);
         let mut pinned = Array::<f32>::pinned(device, 1000);
