@@ -71,6 +71,7 @@ void copy_unwatched(void *to, const void *from, size_t bytes) { std::memcpy(to, 
 char beginning, end, barriers[2];
 
 constexpr size_t STACK = 128 << 10;
+constexpr size_t COLOURS = 32 << 10;
 constexpr size_t SHARED = 232448;
 
 // Saves the registers that a function keeps, and the stack; continues with those saved in `to`.
@@ -118,10 +119,18 @@ struct Copy {
     unsigned bytes, group;
 };
 
+// What one lane computed for all lanes of its warp from the values of their last exchange.
+struct Result {
+    uint64_t value;
+    bool there;
+};
+
 struct State {
     std::vector<Thread> threads;
+    std::vector<Dimensions> places;
     // What the lanes of each warp gave at its last exchange.
     std::vector<uint64_t> exchanged;
+    std::vector<Result> results;
     // What the lanes of each warp gave at its last two gatherings.
     std::vector<uint64_t> gathered;
     // Of each thread.
@@ -130,11 +139,12 @@ struct State {
     std::vector<int> idle;
     void *scheduler = nullptr;
     unsigned current = 0;
+    // From a thread to the one that runs after it; 0 where that is not always the same one.
+    int step = 0;
     // Barriers that the block has passed.
     unsigned passed = 0;
     Body const *body = nullptr;
     const char *name = "";
-    Dimensions block{1, 1, 1};
     char *shared = nullptr;
 };
 
@@ -156,21 +166,54 @@ std::mutex &running() {
     std::abort();
 }
 
+void set_index(unsigned thread) {
+    State &s = state();
+    s.current = thread;
+    threadIdx = s.places[thread];
+}
+
+// The next thread that may run after this one, where threads run one after the other in a fixed order; -1 if there is none, and
+// for the scheduler to choose.
+int follower() {
+    State &s = state();
+    if (s.step == 0) return -1;
+    int count = int(s.threads.size()), next = int(s.current) + s.step;
+    while (next >= 0 && next < count && s.threads[next].wait != Wait::None) next += s.step;
+    return next < count ? next : -1;
+}
+
 void begin() {
     State &s = state();
     for (;;) {
         acquire(beginning);
         (*s.body)();
         release(end);
-        s.threads[s.current].wait = Wait::Ended;
+        Thread &self = s.threads[s.current];
+        self.wait = Wait::Ended;
         leave();
         // A thread that ended gives its stack to the next one, which begins here.
-        tunesmith_switch(&s.threads[s.current].stack_pointer, s.scheduler);
+        int next = follower();
+        if (next < 0) {
+            tunesmith_switch(&self.stack_pointer, s.scheduler);
+            continue;
+        }
+        int stack = self.stack;
+        self.stack = -1;
+        set_index(unsigned(next));
+        Thread &other = s.threads[next];
+        if (other.stack < 0) {
+            other.stack = stack;
+        } else {
+            s.idle.push_back(stack);
+            tunesmith_switch(&self.stack_pointer, other.stack_pointer);
+        }
     }
 }
 
-void *fresh(char *stack) {
-    uintptr_t top = (reinterpret_cast<uintptr_t>(stack) + STACK) & ~uintptr_t(63);
+// A stack that begins anew. Stacks begin at different places of a page's lines: at the same one, all would share a few sets of
+// the processor's caches.
+void *fresh(char *stack, unsigned index) {
+    uintptr_t top = (reinterpret_cast<uintptr_t>(stack) + STACK - index * 1088 % COLOURS) & ~uintptr_t(63);
 #if defined(__x86_64__)
     // As after a call: the stack is 8 beyond a multiple of 16 when `begin` is entered.
     void **place = reinterpret_cast<void **>(top) - 1;
@@ -185,36 +228,35 @@ void *fresh(char *stack) {
 #endif
 }
 
-void set_index(unsigned thread) {
+// Gives a thread that has not begun a stack.
+void prepare(Thread &thread) {
     State &s = state();
-    s.current = thread;
-    threadIdx = {thread % s.block.x, thread / s.block.x % s.block.y, thread / s.block.x / s.block.y};
+    if (s.idle.empty()) {
+        void *memory = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) fail("no memory for a thread's stack", thread);
+        // Who needs more of a stack than there is stops, and does not write into the next one.
+        if (mprotect(memory, size_t(sysconf(_SC_PAGESIZE)), PROT_NONE) != 0) fail("no end of a thread's stack", thread);
+        s.idle.push_back(int(s.stacks.size()));
+        s.stacks.push_back(static_cast<char *>(memory));
+    }
+    thread.stack = s.idle.back();
+    s.idle.pop_back();
+    thread.stack_pointer = fresh(s.stacks[thread.stack], unsigned(thread.stack));
 }
 
+// Runs a thread, and where threads go on to each other those behind it, until one gives back to the scheduler.
 void resume(unsigned index) {
     State &s = state();
     Thread &thread = s.threads[index];
-    if (thread.stack < 0) {
-        if (s.idle.empty()) {
-            void *memory = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (memory == MAP_FAILED) fail("no memory for a thread's stack", thread);
-            // Who needs more of a stack than there is stops, and does not write into the next one.
-            if (mprotect(memory, size_t(sysconf(_SC_PAGESIZE)), PROT_NONE) != 0) fail("no end of a thread's stack", thread);
-            s.idle.push_back(int(s.stacks.size()));
-            s.stacks.push_back(static_cast<char *>(memory));
-        }
-        thread.stack = s.idle.back();
-        s.idle.pop_back();
-        thread.stack_pointer = fresh(s.stacks[thread.stack]);
-    }
-    thread.wait = Wait::None;
+    if (thread.stack < 0) prepare(thread);
     set_index(index);
     enter(index);
     tunesmith_switch(&s.scheduler, thread.stack_pointer);
-    // Two threads on one stack would be two at one place.
-    if (thread.wait == Wait::Ended && !WATCHED) {
-        s.idle.push_back(thread.stack);
-        thread.stack = -1;
+    // Two threads on one stack would be two at one place to ThreadSanitizer.
+    Thread &last = s.threads[s.current];
+    if (last.wait == Wait::Ended && !WATCHED) {
+        s.idle.push_back(last.stack);
+        last.stack = -1;
     }
 }
 
@@ -226,7 +268,13 @@ void wait_here(Wait wait, Site site) {
     char &barrier = barriers[s.passed % 2];
     if (wait == Wait::Block) release(barrier);
     leave();
-    tunesmith_switch(&s.threads[self].stack_pointer, s.scheduler);
+    void *to = s.scheduler;
+    if (int next = follower(); next >= 0) {
+        if (s.threads[next].stack < 0) prepare(s.threads[next]);
+        set_index(unsigned(next));
+        to = s.threads[next].stack_pointer;
+    }
+    tunesmith_switch(&s.threads[self].stack_pointer, to);
     if (wait == Wait::Block) acquire(barrier);
 }
 
@@ -251,6 +299,7 @@ bool release_warp(unsigned first, unsigned count) {
             if (mask >> other & 1) s.exchanged[first + other] = there ? s.threads[first + other].given : 0;
             if (there) s.threads[first + other].wait = Wait::None;
         }
+        s.results[first / LANES].there = false;
         released = true;
     }
     return released;
@@ -286,26 +335,28 @@ void run_block(unsigned count, std::vector<unsigned> &turns) {
     }
     for (std::vector<Copy> &copies : s.copies) copies.clear();
     unsigned warps = (count + LANES - 1) / LANES;
+    const auto kind = order().kind;
+    s.step = WATCHED ? 0 : kind == Order::Forward ? 1 : kind == Order::Reverse ? -1 : 0;
     auto size = [&](unsigned warp) { return std::min(LANES, count - warp * LANES); };
     for (;;) {
         bool ran = false;
-        if (order().kind == Order::Random) std::shuffle(turns.begin(), turns.end(), order().random);
+        if (kind == Order::Random) std::shuffle(turns.begin(), turns.end(), order().random);
         for (unsigned index : turns) {
             if (s.threads[index].wait != Wait::None) continue;
             resume(index);
             ran = true;
             // The warp runs ahead of all others.
-            if (order().kind == Order::Greedy && index % LANES + 1 == size(index / LANES) && release_warp(index / LANES * LANES, size(index / LANES))) break;
+            if (kind == Order::Greedy && index % LANES + 1 == size(index / LANES) && release_warp(index / LANES * LANES, size(index / LANES))) break;
         }
         bool released = false;
         for (unsigned warp = 0; warp < warps; warp++) released |= release_warp(warp * LANES, size(warp));
-        if (released || (ran && order().kind == Order::Greedy)) continue;
+        if (released || (ran && kind == Order::Greedy)) continue;
         // All wait at a barrier or have ended.
         const Thread *waiting = nullptr;
         for (const Thread &thread : s.threads) {
             if (thread.wait == Wait::Warp) fail("a lane waits for others of its warp, which do not come,", thread);
             if (thread.wait != Wait::Block) continue;
-            if (waiting && (waiting->site.line != thread.site.line || std::strcmp(waiting->site.file, thread.site.file) != 0))
+            if (waiting && (waiting->site.line != thread.site.line || (waiting->site.file != thread.site.file && std::strcmp(waiting->site.file, thread.site.file) != 0)))
                 fail("threads wait at different barriers, one", thread);
             waiting = &thread;
         }
@@ -346,13 +397,34 @@ unsigned lane() { return state().current % LANES; }
 
 void block_barrier(Site site) { wait_here(Wait::Block, site); }
 
-void warp_exchange(uint32_t mask, uint64_t value, uint64_t *all, Site site) {
-    State &s = state();
+// The values of the warp's lanes, after the exchange.
+static const uint64_t *exchange(State &s, uint32_t mask, uint64_t value, Site site) {
     Thread &self = s.threads[s.current];
     self.mask = mask;
     self.given = value;
     wait_here(Wait::Warp, site);
-    copy_unwatched(all, &s.exchanged[s.current / LANES * LANES], LANES * sizeof *all);
+    return &s.exchanged[s.current / LANES * LANES];
+}
+
+void warp_exchange(uint32_t mask, uint64_t value, uint64_t *all, Site site) {
+    copy_unwatched(all, exchange(state(), mask, value, site), LANES * sizeof *all);
+}
+
+uint64_t warp_take(uint32_t mask, uint64_t value, unsigned from, Site site) { return exchange(state(), mask, value, site)[from]; }
+
+bool warp_first(uint64_t value, uint64_t *all, uint64_t &result, Site site) {
+    State &s = state();
+    const uint64_t *values = exchange(s, 0xffffffffu, value, site);
+    Result &of_warp = s.results[s.current / LANES];
+    result = of_warp.value;
+    if (of_warp.there) return false;
+    copy_unwatched(all, values, LANES * sizeof *all);
+    return true;
+}
+
+void warp_result(uint64_t result) {
+    State &s = state();
+    s.results[s.current / LANES] = {result, true};
 }
 
 const uint64_t *warp_gather(const uint64_t (&given)[GIVEN], Site site) {
@@ -422,14 +494,18 @@ void run(const char *name, Dimensions grid, Dimensions block, size_t shared, con
         if (thread.stack >= 0) s.idle.push_back(thread.stack);
     s.threads.assign(count, Thread{});
     s.exchanged.assign((count + LANES - 1) / LANES * LANES, 0);
+    s.results.assign(s.exchanged.size() / LANES, {0, false});
     s.gathered.assign(s.exchanged.size() * GIVEN * 2, 0);
     s.copies.assign(count, {});
     const Kernel &kernel = kernels().at(name);
     s.body = &body;
     s.name = name;
-    s.block = block;
     blockDim = block;
     gridDim = grid;
+    s.places.clear();
+    for (unsigned z = 0; z < block.z; z++)
+        for (unsigned y = 0; y < block.y; y++)
+            for (unsigned x = 0; x < block.x; x++) s.places.push_back({x, y, z});
     std::vector<unsigned> turns(count);
     for (unsigned i = 0; i < count; i++) turns[i] = order().kind == Order::Reverse ? count - 1 - i : i;
     for (unsigned z = 0; z < grid.z; z++)

@@ -67,6 +67,12 @@ void *dynamic_shared();
 void block_barrier(Site site);
 // Gives this lane's value to the lanes of `mask`, and waits for theirs; `all` gets 32 values, those of absent lanes 0.
 void warp_exchange(uint32_t mask, uint64_t value, uint64_t *all, Site site);
+// The same, for the value of lane `from` alone.
+uint64_t warp_take(uint32_t mask, uint64_t value, unsigned from, Site site);
+// The same in a whole warp, for what all lanes compute alike from the values. True for one lane, which gets them and computes;
+// the others get in `result` what it gave to `warp_result`.
+bool warp_first(uint64_t value, uint64_t *all, uint64_t &result, Site site);
+void warp_result(uint64_t result);
 // This thread's lane.
 unsigned lane();
 // What each lane of a warp gives: lane i's words are at i * GIVEN. They stay until the exchange after the next one.
@@ -95,19 +101,18 @@ template <class T> T of_bits(uint64_t bits) {
 
 // What a butterfly of shuffles computes, to the bit: lane i combines with lane i ^ 16, then ^ 8, and so on.
 template <class T, class F> T warp_tree(T value, F combine) {
-    uint64_t all[LANES];
-    warp_exchange(0xffffffffu, bits_of(value), all, {"dev.cuh", 0});
+    uint64_t all[LANES], result;
+    if (!warp_first(bits_of(value), all, result, {"dev.cuh", 0})) return of_bits<T>(result);
     T values[LANES];
     for (unsigned i = 0; i < LANES; i++) values[i] = of_bits<T>(all[i]);
     for (unsigned step = LANES / 2; step > 0; step /= 2)
         for (unsigned i = 0; i < step; i++) values[i] = combine(values[i], values[i + step]);
+    warp_result(bits_of(values[0]));
     return values[0];
 }
 
 template <class T> T shuffle(uint32_t mask, T value, unsigned from, Site site) {
-    uint64_t all[LANES];
-    warp_exchange(mask, bits_of(value), all, site);
-    return of_bits<T>(all[from % LANES]);
+    return of_bits<T>(warp_take(mask, bits_of(value), from % LANES, site));
 }
 
 // `mma.m16n8k16` of 16-bit numbers, which `widen` makes floats.
@@ -175,7 +180,7 @@ void run(const char *name, Dimensions grid, Dimensions block, size_t shared, con
 
 #define TUNESMITH_SITE emulation::Site{__FILE__, __LINE__}
 #define __syncthreads() emulation::block_barrier(TUNESMITH_SITE)
-#define __syncwarp(...) emulation::warp_tree(0, [](int a, int) { return a; })
+#define __syncwarp(...) emulation::warp_take(0xffffffffu, 0, 0, TUNESMITH_SITE)
 #define __shfl_sync(mask, value, from) emulation::shuffle(mask, value, unsigned(from), TUNESMITH_SITE)
 #define __shfl_xor_sync(mask, value, step) \
     emulation::shuffle(mask, value, emulation::lane() ^ unsigned(step), TUNESMITH_SITE)

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Rope;
 use tunesmith_data::batch::{Batch, ImageRows};
-use tunesmith_device::memory;
+use tunesmith_device::{Device, memory};
 use tunesmith_ops::activation::{Activation, Pool, Unrounded};
 use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
@@ -222,6 +222,9 @@ impl Model {
         if self.shards.gathers() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
             return self.forward(|| self.go_on(&mut growth));
+        }
+        if self.device() != Device::Cpu {
+            return memory::guarded(|| self.go_on(&mut growth));
         }
         memory::guarded(|| par::together(|| self.go_on(&mut growth)))
     }
