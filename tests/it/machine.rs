@@ -413,7 +413,7 @@ fn is_being_written(folder: &Path) -> bool {
 fn a_signal_ends_a_command_at_once_and_leaves_nothing_half_written() {
     let fixture = Fixture::new();
     // So many rows that no signal comes after the end.
-    let rows = fs::read_to_string(fixture.path("train.jsonl")).unwrap().repeat(3000);
+    let rows = fs::read_to_string(fixture.path("train.jsonl")).unwrap().repeat(400);
     fs::write(fixture.path("train.jsonl"), rows).unwrap();
     let config = fixture.config("run", &["data.use_cache: false"]);
     let config = config.to_str().unwrap();
