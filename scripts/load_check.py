@@ -22,7 +22,8 @@ GOLDEN = HERE.parent / "tests/golden"
 LIMIT = 5e-5
 IMAGES = ["rgb.png", "wide.png", "tall.png", "grey.png"]
 QUESTION = "what is it?"
-SIGLIP = dict(encoder=True)
+SIGLIP = dict(encoder="siglip")
+NAFLEX = dict(encoder="naflex")
 WORLD = dict(world=("world_wan", "channel", "mlp"))
 # Name: the golden model and that of its tokenizer, whether its rows are chats, its encoders.
 MODELS = dict(
@@ -31,6 +32,8 @@ MODELS = dict(
     captions_world=("prefix", "llava", False, SIGLIP | dict(world=("world_kl", "spatial", "mlp_no_final_gelu"))),
     chat=("prefix", "llava", True, SIGLIP | dict(image_token="<image>")),
     chat_world=("prefix", "llava", True, SIGLIP | WORLD | dict(image_token="<image>")),
+    captions_naflex=("prefix", "llava", False, NAFLEX),
+    chat_naflex=("prefix", "llava", True, NAFLEX | dict(image_token="<image>")),
     gemma3_world=("gemma3", "gemma3", True, WORLD),
     gemma3_world_kl=("gemma3", "gemma3", True, dict(world=("world_kl", "spatial", "linear"))),
     qwen2_5_vl_world=("qwen2_5_vl", "qwen2_5_vl", True, WORLD),
@@ -48,8 +51,10 @@ class Runs:
             self.copy(source, "model")
         if self.encoders.get("encoder"):
             (self.folder / "model/preprocessor_config.json").unlink()
-            self.copy(GOLDEN / "vision/siglip/model", "encoder")
+            self.copy(GOLDEN / "vision" / self.encoders["encoder"] / "model", "encoder")
             settings = dict(image_processor_type="SiglipImageProcessor", size=dict(height=32, width=32))
+            if self.encoders["encoder"] == "naflex":
+                settings = dict(image_processor_type="Siglip2ImageProcessor", patch_size=8, max_num_patches=16)
             (self.folder / "encoder/preprocessor_config.json").write_text(json.dumps(settings))
         if of_chat == "gemma3":
             # The rows of an image in this model's config.json.

@@ -98,21 +98,26 @@ class Connector(torch.nn.Module):
 
 
 def image_rows(seeing, images):
-    """What the connector makes of images: [images, rows, width of the text model]."""
+    """What the connector makes of images: for each [rows, width of the text model]. In SigLIP 2's NaFlex form images have as many rows as patches."""
     tower, layer = seeing.base.vision_tower, seeing.pair["feature_layer"]
-    pixels = seeing.processor(images, return_tensors="pt")["pixel_values"].to(tower.dtype)
+    given = seeing.processor(images, return_tensors="pt")
+    pixels = given["pixel_values"].to(tower.dtype)
+    shapes = given.get("spatial_shapes")
+    more = {} if shapes is None else dict(pixel_attention_mask=given["pixel_attention_mask"], spatial_shapes=shapes)
     if layer is None:
-        rows = tower(pixels).last_hidden_state
+        rows = tower(pixels, **more).last_hidden_state
     else:  # the output of a block, before the norm behind the last one
         blocks = next(module for module in tower.modules() if isinstance(module, torch.nn.ModuleList))
         kept = []
         hook = blocks[layer].register_forward_hook(lambda _module, _inputs, output: kept.append(output))
-        tower(pixels)
+        tower(pixels, **more)
         hook.remove()
         rows = kept[0][0] if isinstance(kept[0], tuple) else kept[0]
+    if shapes is not None:  # padding stands behind the patches
+        return [seeing.base.multi_modal_projector(own[: height * width]) for own, (height, width) in zip(rows, shapes.tolist())]
     # Class and register tokens stand before the patches.
     patches = (pixels.shape[-2] // tower.config.patch_size) * (pixels.shape[-1] // tower.config.patch_size)
-    return seeing.base.multi_modal_projector(rows[:, -patches:])
+    return list(seeing.base.multi_modal_projector(rows[:, -patches:]))
 
 
 def world_rows(seeing, images):
@@ -141,14 +146,17 @@ def inputs(seeing, images, question=None, answer=None):
         at = torch.zeros(found["input_ids"].shape[1], dtype=torch.bool)
     else:
         own = image_rows(seeing, images)
-        rows, token = [own.flatten(0, 1)], seeing.pair["image_token_id"]
+        rows, token = list(own), seeing.pair["image_token_id"]
         if token is None:
-            ids = [0] * own.shape[1] + ([] if answer is None else seeing.tokenizer(answer, add_special_tokens=False).input_ids + [seeing.tokenizer.eos_token_id])
-            at = torch.arange(len(ids)) < own.shape[1]
+            shown = sum(map(len, own))
+            ids = [0] * shown + ([] if answer is None else seeing.tokenizer(answer, add_special_tokens=False).input_ids + [seeing.tokenizer.eos_token_id])
+            at = torch.arange(len(ids)) < shown
         else:
             image = seeing.tokenizer.convert_ids_to_tokens(token)
             text = seeing.tokenizer.apply_chat_template(ask(image * len(images) + question), add_generation_prompt=answer is None, tokenize=False)
-            ids = seeing.tokenizer(text.replace(image, image * own.shape[1]), add_special_tokens=False).input_ids
+            first, *behind = text.split(image)
+            text = first + "".join(image * len(of) + more for of, more in zip(own, behind, strict=True))
+            ids = seeing.tokenizer(text, add_special_tokens=False).input_ids
             at = torch.tensor(ids) == token
         found = dict(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long))
     if seeing.world:
