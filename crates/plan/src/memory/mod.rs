@@ -291,11 +291,11 @@ impl<'a> Predictor<'a> {
     }
 
     /// The bytes that a pass needs more where all tokens choose the same experts than where they spread evenly; `None` for
-    /// a model without experts.
+    /// a model without experts, and where that needs no more.
     pub fn uneven_routing(&self, pass: &Pass) -> Option<u64> {
         self.job.arch.experts.as_ref()?;
         let pools = |routing| self.activations_routed(pass, routing).pools;
-        Some(pools(Routing::Worst).saturating_sub(pools(Routing::Balanced)))
+        Some(pools(Routing::Worst).saturating_sub(pools(Routing::Balanced))).filter(|&more| more > 0)
     }
 
     /// How many experts see tokens, at most all.
