@@ -331,6 +331,55 @@ fn keys_that_no_class_reads_are_passed_over() {
     assert!(error.message().contains("v_norm"), "{error}");
 }
 
+/// Gemma 3n's class embeds ids from `vocab_offset` on by the tables of its encoders, without an image or sound too.
+#[test]
+fn ids_that_stand_for_images_and_sounds_are_refused() {
+    let with = |vision: Value, audio: Value| {
+        let mut config = json(&golden("gemma3n/config.json"));
+        config["vision_config"]["vocab_offset"] = vision;
+        config["audio_config"]["vocab_offset"] = audio;
+        config
+    };
+    let first = |vision: Value, audio: Value| {
+        Arch::from_json(&with(vision, audio).to_string(), Path::new("config.json")).map(|arch| arch.media_ids)
+    };
+    assert_eq!(first(json!(300), json!(400)).unwrap(), Some(300));
+    assert_eq!(first(json!(400), json!(300)).unwrap(), Some(300));
+    assert_eq!(first(Value::Null, Value::Null).unwrap(), None, "the class's own are beyond this vocabulary");
+    assert!(first(json!("x"), json!(300)).unwrap_err().message().contains("vision_config.vocab_offset"));
+
+    let (dir, language) = model("gemma3n", true);
+    std::fs::write(dir.path().join("config.json"), with(json!(300), json!(400)).to_string()).unwrap();
+    let arch = Arch::from_dir(dir.path()).unwrap();
+    let weights = WeightFiles::open_model(dir.path(), &arch, &arch.tensors()).unwrap();
+    let model = tunesmith::model::Model::load(&arch, Some(&weights), &crate::parity::recipe()).unwrap();
+    let mut batch = Forward::read(&language).batch();
+    batch.tokens.iter_mut().for_each(|id| *id %= 300);
+    model.logits(&batch, &[0]).unwrap();
+    batch.tokens[2] = 300;
+    let error = model.logits(&batch, &[0]).unwrap_err();
+    assert!(error.message().contains("token 300 stands for an image or sound"), "{error}");
+
+    // Rows are refused by file and line.
+    let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/c/tokenizer_bpe_gpt2");
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(tokenizer.join(file), dir.path().join(file)).unwrap();
+    }
+    let rows = dir.path().join("rows.jsonl");
+    let mut config = tunesmith::config::Config::default();
+    config.data.train_path = vec![rows.clone()];
+    config.data.use_cache = false;
+    let load = |text: &str| {
+        std::fs::write(&rows, text).unwrap();
+        tunesmith::data::load(&config, dir.path(), arch.vocab_size, &tunesmith::data::Silent, None)
+    };
+    load("{\"input_ids\": [5, 299]}\n").unwrap();
+    let error = load("{\"input_ids\": [5, 299]}\n{\"input_ids\": [5, 300]}\n").unwrap_err();
+    for part in ["rows.jsonl:2", "token id 300", "stands for an image or sound"] {
+        assert!(error.message().contains(part), "{error} lacks {part}");
+    }
+}
+
 #[test]
 fn what_cannot_be_trained_inside_is_refused_by_name() {
     let refused = |config: Value| {

@@ -112,6 +112,9 @@ pub struct Arch {
     pub predicts_ahead: bool,
     /// Embeddings of each block; `None` without them.
     pub per_layer: Option<PerLayerSpec>,
+    /// The first token id that stands for an image or sound (Gemma 3n): the encoders' tables embed it and those behind it. `None`:
+    /// every id of the vocabulary is text.
+    pub media_ids: Option<usize>,
     /// Several residual streams; `None`: one.
     pub altup: Option<AltUpSpec>,
     /// Whether each block's output is multiplied by a number of its file, which is not trained (Gemma 4).

@@ -57,6 +57,8 @@ impl Arch {
         arch.bitsandbytes = source.bitsandbytes()?;
         if let Some(wrapper) = wrapper {
             wrapper.adjust(&mut arch);
+            let whole = Source::parse(text, origin)?;
+            arch.media_ids = whole.media_ids(wrapper)?.filter(|&first| first < arch.vocab_size);
         }
         arch.check(&source)?;
         Ok(arch)

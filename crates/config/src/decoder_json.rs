@@ -141,6 +141,7 @@ impl Source<'_> {
             blocks: vec![BlockSpec::new(attention, intermediate_size); num_hidden_layers],
             experts: None,
             predicts_ahead: false,
+            media_ids: None,
             per_layer: None,
             altup: None,
             layer_scalar: false,

@@ -135,6 +135,21 @@ impl Source<'_> {
         Ok((text, Some(wrapper)))
     }
 
+    /// The first token id that its class embeds by the table of an encoder, whether or not there is an image or sound.
+    pub(super) fn media_ids(&self, wrapper: &Wrapper) -> Result<Option<usize>> {
+        if wrapper.model_type != "gemma3n" {
+            return Ok(None);
+        }
+        let offset = |part: &str, default: usize| match self.get(part).and_then(|part| part.get("vocab_offset")) {
+            None | Some(Value::Null) => Ok(default),
+            Some(first) => first
+                .as_u64()
+                .and_then(|first| usize::try_from(first).ok())
+                .ok_or_else(|| self.mismatch(&format!("{part}.vocab_offset"), "a token id")),
+        };
+        Ok(Some(offset("vision_config", 262_144)?.min(offset("audio_config", 262_272)?)))
+    }
+
     /// The language model's keys in a file without `text_config` (old Qwen2-VL), where they stand at the top level.
     fn flat(&self) -> Map<String, Value> {
         let whole =

@@ -37,6 +37,8 @@ pub(super) struct EncodeOptions {
     pub loss_on: LossOn,
     /// All token ids must be below this.
     pub vocab_size: usize,
+    /// And below this, if the model embeds later ones as images or sounds (`Arch::media_ids`).
+    pub media_ids: Option<usize>,
     /// Rows with fewer tokens are left out.
     pub min_length: Option<usize>,
     /// Rows with more tokens before truncation are left out.
@@ -329,6 +331,14 @@ impl Encoder {
                     "vocabulary mismatch: found token id {id}{token}, but the model's vocabulary has {vocabulary} entries"
                 ))
                 .hint("use the tokenizer that belongs to the model"))
+            }
+            Some(id) if self.options.media_ids.is_some_and(|first| id as usize >= first) => {
+                let token = self.tokenizer.token(id).map_or(String::new(), |token| format!(" ({token:?})"));
+                let first = self.options.media_ids.unwrap_or_default();
+                Err(Error::data(format!(
+                    "token id {id}{token} stands for an image or sound, as all from {first} on do: found it in a text"
+                ))
+                .hint("this model trains on text only: take it out of the row, or leave the row out"))
             }
             _ => Ok(()),
         }

@@ -45,6 +45,8 @@ pub fn load(
         truncation: data.truncation,
         loss_on: data.loss_on,
         vocab_size,
+        // A folder may have the tokenizer alone.
+        media_ids: Arch::from_dir(model_dir).ok().and_then(|arch| arch.media_ids),
         min_length: data.min_length,
         max_length: data.max_length,
         max_turn_growth: data.max_turn_growth,
