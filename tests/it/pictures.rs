@@ -534,3 +534,36 @@ fn a_model_that_sees_nothing_says_so() {
     assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
     assert!(said(&refused).contains("the model sees none"), "{}", said(&refused));
 }
+
+#[test]
+fn rows_never_lose_their_images_in_silence() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &[]);
+    let plain = json!({"text": "plain text", "input_ids": null});
+    for (row, format, form) in [
+        (json!({"images": [picture("rgb.png")], "input_ids": [5, 6, 7]}), "auto", "rows {input_ids} are text only"),
+        (json!({"images": [picture("rgb.png")], "input_ids": [5, 6, 7]}), "tokenized", "{messages, images}"),
+        (
+            json!({"images": [picture("rgb.png")], "prompt": "p", "completion": "c"}),
+            "auto",
+            "rows {prompt, completion}",
+        ),
+        (json!({"images": [picture("rgb.png")], "text": "t"}), "auto", "data.format: text"),
+    ] {
+        write_rows(&fixture.path("train.jsonl"), [row.clone()]);
+        let refused = train(&config, &["vision.load=false", &format!("data.format={format}")]);
+        assert_eq!(refused.status.code(), Some(3), "{row}: {}", said(&refused));
+        for part in ["train.jsonl:1: the row shows images in \"images\"", form] {
+            assert!(said(&refused).contains(part), "{row}: {} lacks {part}", said(&refused));
+        }
+    }
+    // A row far behind those that decide the file's form.
+    let late = json!({"image": picture("rgb.png"), "text": "t"});
+    let rows: Vec<_> = std::iter::repeat_n(plain, 70).chain([late]).collect();
+    write_rows(&fixture.path("train.jsonl"), rows);
+    let refused = train(&config, &["vision.load=false"]);
+    assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+    assert!(said(&refused).contains("train.jsonl:71: the row shows images"), "{}", said(&refused));
+    let asked = train(&config, &["vision.load=false", "data.format=text", "data.val_path=[]"]);
+    assert!(asked.status.success(), "{}", said(&asked));
+}

@@ -3,6 +3,7 @@ use serde_json::{Map, Value, json};
 
 use super::json_type::json_type;
 use super::messages::Conversation;
+use super::row_images;
 use tunesmith_base::error::{Error, Result};
 
 /// Names of the field with the text or the messages.
@@ -28,7 +29,10 @@ impl ClassifierInput {
         let field = one_of(row, &TEXT, "text")?;
         match (field, row.get_mut(field).map(Value::take)) {
             ("messages", Some(Value::Array(messages))) => Conversation::new(messages, row, 0).map(Self::Chat),
-            (field, Some(Value::String(text))) if field != "messages" => Ok(Self::Text(text)),
+            (field, Some(Value::String(text))) if field != "messages" => {
+                row_images::refuse_beside_label(row)?;
+                Ok(Self::Text(text))
+            }
             (field, value) => {
                 let expected = if field == "messages" { "a list" } else { "a string" };
                 let found = json_type(&value.unwrap_or_default());

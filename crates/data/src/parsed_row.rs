@@ -3,6 +3,7 @@ use serde_json::{Map, Value};
 
 use super::fields::loss_weight;
 use super::row::{Form, Row};
+use super::row_images;
 use tunesmith_base::error::Result;
 
 /// A row and its fields beside the text.
@@ -17,14 +18,17 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// Reads a row of one of the given forms.
+    /// Reads a row of one of the given forms. With `text_alone`, what it shows beside its text is not read.
     ///
     /// # Errors
     /// Those of [`Row::parse`]; an invalid `loss_weight`.
-    pub fn of(value: Value, forms: &[Form]) -> Result<Self> {
+    pub fn of(value: Value, forms: &[Form], text_alone: bool) -> Result<Self> {
         let weight = loss_weight(&value)?;
         let mut left = Map::new();
         let row = Row::take(value, forms, &mut left)?;
+        if !text_alone {
+            row_images::refuse_unread(&row, &left)?;
+        }
         let says = |value: &Value| match value {
             Value::String(text) => text.trim().contains(char::is_whitespace),
             Value::Array(items) => !items.is_empty(),
@@ -43,7 +47,7 @@ mod tests {
     use serde_json::json;
 
     fn parse(row: Value) -> Result<Parsed> {
-        Parsed::of(row, Form::ALL)
+        Parsed::of(row, Form::ALL, false)
     }
 
     fn turns(row: Value) -> Vec<(String, String)> {
@@ -83,6 +87,19 @@ mod tests {
             (json!({"messages": [{"role": "user", "content": "q"}], "videos": ["a.mp4"]}), "videos"),
             (json!({"messages": [{"role": "user", "content": [{"type": "text", "value": "q"}]}]}), "without \"text\""),
             (json!({"messages": [{"role": "assistant", "content": "a", "train_detail": [{}]}]}), "train_detail"),
+            (json!({"images": ["a.png"], "input_ids": [1, 2]}), "\"images\", but rows {input_ids} are text only"),
+            (json!({"image": {"path": "a.png"}, "input_ids": [1, 2], "labels": [1, 2]}), "\"image\""),
+            (json!({"pixel_values": [[0.5]], "input_ids": [1, 2]}), "\"pixel_values\""),
+            (
+                json!({"input_ids": [1], "messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+                "shows images in \"messages\"",
+            ),
+            (json!({"input_ids": [1, 2], "audio": "a.wav"}), "\"audio\""),
+            (json!({"images": ["a.png"], "prompt": "p", "completion": "c"}), "rows {prompt, completion}"),
+            (json!({"images": ["a.png"], "text": "t"}), "rows {text} are text only"),
+            (json!({"text": "t", "videos": ["a.mp4"]}), "\"videos\""),
+            (json!({"image": "a.png", "images": ["b.png"], "caption": "c"}), "show one image"),
+            (json!({"image": "a.png", "chosen": "a", "rejected": "b"}), "preference rows"),
             (json!({"input_ids": [1, 2], "attention_mask": [1]}), "2 input_ids but 1"),
             (json!({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}), "attention_mask"),
             (json!({"input_ids": [1, 2, 3], "attention_mask": [1, 2, 2]}), "attention_mask"),
@@ -91,6 +108,22 @@ mod tests {
             let error = parse(row).unwrap_err();
             assert!(error.message().contains(part), "{error} lacks {part}");
         }
+    }
+
+    #[test]
+    fn what_names_no_image_stands_beside_any_text() {
+        let empty = json!({"images": [], "image": null, "video": "", "input_ids": [1, 2]});
+        assert!(matches!(parse(empty).unwrap().row, Row::Tokens { .. }));
+        assert!(parse(json!({"images": [], "audio": null, "text": "t"})).is_ok());
+        let beside = json!({"images": ["a.png"], "audio": "a.wav", "text": "t"});
+        assert_eq!(
+            Parsed::of(beside, &[Form::Text], true).unwrap().row,
+            Row::Text("t".to_owned()),
+            "asked for by name"
+        );
+        let labeled = json!({"image": "a.png", "text": "t", "label": 1});
+        let error = Parsed::of(labeled, &[Form::Labeled], false).unwrap_err();
+        assert!(error.message().contains("rows {text, label} are text only"), "{error}");
     }
 
     #[test]

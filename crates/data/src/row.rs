@@ -12,6 +12,7 @@ use super::fields;
 use super::json_type::json_type;
 pub use super::messages::Conversation;
 use super::minhash::add_words;
+use super::row_images;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Format;
 
@@ -152,12 +153,16 @@ impl Row {
     /// Reads a row of one of the given forms.
     ///
     /// # Errors
-    /// The row does not fit any of the forms. The message has no file and line; the caller adds them.
+    /// The row does not fit any of the forms, or shows what its form does not read. The message has no file and line; the caller adds
+    /// them.
     pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
-        Self::take(value, forms, &mut Map::new())
+        let mut left = Map::new();
+        let row = Self::take(value, forms, &mut left)?;
+        row_images::refuse_unread(&row, &left)?;
+        Ok(row)
     }
 
-    /// As [`Self::parse`]; `left` receives the fields that the form does not read.
+    /// As [`Self::parse`]; `left` receives the fields that the form does not read, whatever they show.
     pub(super) fn take(value: Value, forms: &[Form], left: &mut Map<String, Value>) -> Result<Self> {
         let Value::Object(mut row) = value else {
             return Err(Error::data(format!("found {}, expected an object", json_type(&value))));
@@ -262,7 +267,7 @@ pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
         form.and_then(|form| (form.shape().source_text)(row)).map(str::to_owned)
     };
     let input = row.as_object().and_then(field);
-    let row = Row::parse(row, forms)?;
+    let row = Row::take(row, forms, &mut Map::new())?;
     Ok(match (input, row) {
         (Some(input), _) => input,
         (None, Row::Chat(conversation)) => {

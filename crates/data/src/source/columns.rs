@@ -50,7 +50,7 @@ impl<'a> Rows<'a> {
         for line in lines {
             self.row += 1;
             let place = Place { path: self.path.clone(), line: self.row, counts_rows: true };
-            if !(self.take)(RawRow { place, content: Content::Line(line) })? {
+            if !(self.take)(RawRow::new(place, Content::Line(line)))? {
                 return Ok(false);
             }
         }

@@ -49,7 +49,7 @@ pub(super) fn cells(path: &Path, reader: &mut dyn BufRead, delimiter: u8, take: 
         let place = Place { path: path.clone(), line, counts_rows: false };
         let row: Map<String, Value> =
             header.iter().map(str::to_owned).zip(record.iter().map(|cell| Value::String(cell.to_owned()))).collect();
-        if !take(RawRow { place, content: Content::Value(Value::Object(row)) })? {
+        if !take(RawRow::new(place, Content::Value(Value::Object(row))))? {
             break;
         }
     }

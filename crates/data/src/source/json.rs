@@ -94,7 +94,7 @@ impl<'de> Visitor<'de> for Document<'_, '_> {
             numbers::refine(&self.0.seen.take(), &mut value);
             self.0.row += 1;
             let place = Place { path: self.0.path.clone(), line: self.0.row, counts_rows: true };
-            match (self.0.take)(RawRow { place, content: Content::Value(value) }) {
+            match (self.0.take)(RawRow::new(place, Content::Value(value))) {
                 Ok(true) => {}
                 ended => {
                     self.0.outcome = Some(ended.map(|_| ()));

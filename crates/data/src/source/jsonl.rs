@@ -31,7 +31,7 @@ pub(super) fn lines(path: &Path, mut reader: impl BufRead, take: TakeRow<'_>) ->
         if read > MAX_ROW_BYTES {
             return Err(Error::data(format!("{place}: the line is longer than {} MiB", MAX_ROW_BYTES >> 20)));
         }
-        if !bytes.trim_ascii().is_empty() && !take(RawRow { place, content: Content::Line(bytes) })? {
+        if !bytes.trim_ascii().is_empty() && !take(RawRow::new(place, Content::Line(bytes)))? {
             break;
         }
     }

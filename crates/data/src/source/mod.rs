@@ -57,6 +57,8 @@ pub struct RawRow {
     pub place: Place,
     /// The text or value of the row.
     pub content: Content,
+    /// Whether `data.format: text` asks for the text alone, whatever the row shows.
+    text_alone: bool,
 }
 
 /// The content of a [`RawRow`].
@@ -75,6 +77,10 @@ fn what(error: &serde_json::Error) -> String {
 }
 
 impl RawRow {
+    const fn new(place: Place, content: Content) -> Self {
+        Self { place, content, text_alone: false }
+    }
+
     /// About how much memory the row takes, in bytes.
     pub(super) fn bytes(&self) -> usize {
         fn of(value: &Value) -> usize {
@@ -128,8 +134,8 @@ impl RawRow {
     /// # Errors
     /// Those of [`Self::parse`]; an invalid `loss_weight`.
     pub fn parse_noting(self, forms: &[Form]) -> Result<Parsed> {
-        let place = self.place.clone();
-        self.value().and_then(|value| Parsed::of(value, forms)).map_err(|error| error.context(place))
+        let (place, text_alone) = (self.place.clone(), self.text_alone);
+        self.value().and_then(|value| Parsed::of(value, forms, text_alone)).map_err(|error| error.context(place))
     }
 
     /// Whether the row shows a picture. A malformed row does not; [`Self::parse`] will report it.
@@ -186,7 +192,7 @@ pub fn read(
     }
     let finished = read_rows(path, bytes, &mut |row| {
         left -= 1;
-        probed.push(row);
+        probed.push(RawRow { text_alone: format == Some(Form::Text), ..row });
         if !forms.is_empty() || probed.len() == PROBE_ROWS {
             give(&mut probed, &mut forms)?;
         }

@@ -132,7 +132,7 @@ impl<'a> Samples<'a> {
         }
         self.rows += 1;
         let place = Place { path: Arc::clone(&self.path), line: self.rows, counts_rows: true };
-        self.goes_on = (self.take)(RawRow { place, content: Content::Value(Value::Object(fields)) })?;
+        self.goes_on = (self.take)(RawRow::new(place, Content::Value(Value::Object(fields))))?;
         Ok(self.goes_on)
     }
 }
