@@ -3,7 +3,6 @@ use serde_json::{Map, Value};
 
 use super::fields::loss_weight;
 use super::row::{Form, Row};
-use super::row_images;
 use tunesmith_base::error::Result;
 
 /// A row and its fields beside the text.
@@ -27,7 +26,7 @@ impl Parsed {
         let mut left = Map::new();
         let row = Row::take(value, forms, &mut left)?;
         if !text_alone {
-            row_images::refuse_unread(&row, &left)?;
+            row.refuse_unread(&left)?;
         }
         let says = |value: &Value| match value {
             Value::String(text) => text.trim().contains(char::is_whitespace),

@@ -158,8 +158,45 @@ impl Row {
     pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
         let mut left = Map::new();
         let row = Self::take(value, forms, &mut left)?;
-        row_images::refuse_unread(&row, &left)?;
+        row.refuse_unread(&left)?;
         Ok(row)
+    }
+
+    /// Refuses a row that shows what its form does not read: without it, training would go on as if it were not there. `left` are the
+    /// fields that the form has not read.
+    ///
+    /// # Errors
+    /// A picture, a video or audio among them.
+    pub(super) fn refuse_unread(&self, left: &Map<String, Value>) -> Result<()> {
+        // What a processor has made of pictures, beside the ids that it made of the text.
+        let pixels = matches!(self, Self::Tokens { .. }).then_some("pixel_values");
+        let pixels = pixels.filter(|field| left.get(*field).is_some_and(row_images::is_there));
+        let (form, hint) = match self {
+            Self::Tokens { .. } => (
+                "rows {input_ids} are text only",
+                "write the text and its images as {messages, images}: tunesmith puts the images in their places",
+            ),
+            Self::Completion { .. } => {
+                ("rows {prompt, completion} of plain text show no images", "write such rows as {messages, images}")
+            }
+            Self::Text(_) => (
+                "rows {text} are text only",
+                "write such rows as {image, caption} or {messages, images}; to train on the text alone, set data.format: text",
+            ),
+            Self::Caption { .. } => {
+                ("rows {image, caption} show one image", "write rows of several images as {messages, images}")
+            }
+            Self::Chat(_) => ("its form does not read it", "write such rows as {messages, images}"),
+            Self::Labeled { .. } => return row_images::refuse_beside_label(left),
+        };
+        if let Some(field) = row_images::shown_in(left).or(pixels) {
+            return Err(Error::data(format!("the row shows images in {field:?}, but {form}")).hint(hint));
+        }
+        match row_images::refuse_other_media(left) {
+            Err(error) if matches!(self, Self::Text(_)) => Err(error
+                .hint("tunesmith reads no video and no audio: leave such rows out, or set data.format: text to train on the text alone")),
+            checked => checked,
+        }
     }
 
     /// As [`Self::parse`]; `left` receives the fields that the form does not read, whatever they show.

@@ -5,7 +5,6 @@
 use serde_json::{Map, Value, json};
 
 use super::json_type::json_type;
-use super::row::Row;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 
@@ -73,7 +72,7 @@ pub fn shows(row: &Value) -> bool {
 }
 
 /// The first field that shows a picture.
-fn shown_in(row: &Map<String, Value>) -> Option<&'static str> {
+pub(super) fn shown_in(row: &Map<String, Value>) -> Option<&'static str> {
     let is_picture = |part: &Value| part["type"].as_str().is_some_and(|kind| kind.contains("image"));
     let in_message = |message: &Value| message["content"].as_array().is_some_and(|parts| parts.iter().any(is_picture));
     let in_turns = |value: &Value| value.as_array().is_some_and(|turns| turns.iter().any(in_message));
@@ -86,7 +85,7 @@ fn shown_in(row: &Map<String, Value>) -> Option<&'static str> {
 }
 
 /// Whether a field says anything.
-fn is_there(value: &Value) -> bool {
+pub(super) fn is_there(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Array(list) => !list.is_empty(),
@@ -101,43 +100,6 @@ pub(super) fn refuse_other_media(row: &Map<String, Value>) -> Result<()> {
         Some(field) => Err(Error::data(format!("the row has {field:?}, expected text and images only"))
             .hint("tunesmith reads no video and no audio: leave such rows out")),
         None => Ok(()),
-    }
-}
-
-/// Refuses a row that shows what its form does not read: without it, training would go on as if it were not there. `left` are the
-/// fields that the form has not read.
-///
-/// # Errors
-/// A picture, a video or audio among them.
-pub(super) fn refuse_unread(row: &Row, left: &Map<String, Value>) -> Result<()> {
-    // What a processor has made of pictures, beside the ids that it made of the text.
-    let pixels = matches!(row, Row::Tokens { .. }).then_some("pixel_values");
-    let pixels = pixels.filter(|field| left.get(*field).is_some_and(is_there));
-    let (form, hint) = match row {
-        Row::Tokens { .. } => (
-            "rows {input_ids} are text only",
-            "write the text and its images as {messages, images}: tunesmith puts the images in their places",
-        ),
-        Row::Completion { .. } => {
-            ("rows {prompt, completion} of plain text show no images", "write such rows as {messages, images}")
-        }
-        Row::Text(_) => (
-            "rows {text} are text only",
-            "write such rows as {image, caption} or {messages, images}; to train on the text alone, set data.format: text",
-        ),
-        Row::Caption { .. } => {
-            ("rows {image, caption} show one image", "write rows of several images as {messages, images}")
-        }
-        Row::Chat(_) => ("its form does not read it", "write such rows as {messages, images}"),
-        Row::Labeled { .. } => return refuse_beside_label(left),
-    };
-    if let Some(field) = shown_in(left).or(pixels) {
-        return Err(Error::data(format!("the row shows images in {field:?}, but {form}")).hint(hint));
-    }
-    match refuse_other_media(left) {
-        Err(error) if matches!(row, Row::Text(_)) => Err(error
-            .hint("tunesmith reads no video and no audio: leave such rows out, or set data.format: text to train on the text alone")),
-        checked => checked,
     }
 }
 

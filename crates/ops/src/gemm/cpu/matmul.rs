@@ -5,8 +5,11 @@ use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
 use crate::activation::LANES;
 use crate::simd::{Simd, TileLanes, dispatch, prefetch};
 
-/// Depth from which packing a tile of a transposed matrix pays: an LM head, which no cache holds.
-const PACK_DEPTH: usize = 4096;
+/// Depth from which packing a tile of a transposed matrix pays. Twelve rows are most of a cache line: only an LM head is too long, which
+/// no cache holds. Six rows read more lines for each product.
+const fn pack_depth(tile_rows: usize) -> usize {
+    if tile_rows < 12 { 1 } else { 4096 }
+}
 /// Panels from which it pays.
 const PACK_PANELS: usize = 6;
 /// Copies `depth` runs of `ROWS` floats, `col` floats apart, end to end.
@@ -143,7 +146,11 @@ unsafe fn stage_block<S: Simd, T: TileLanes>(
                 } else {
                     (part_of.matrix, part_of.row, part_of.col) = (strip.tile(m - m0, part), 1, rows);
                 }
-            } else if first.row == 1 && rows == T::TILE_ROWS && first.depth >= PACK_DEPTH && p1 - p0 >= PACK_PANELS {
+            } else if first.row == 1
+                && rows == T::TILE_ROWS
+                && first.depth >= pack_depth(T::TILE_ROWS)
+                && p1 - p0 >= PACK_PANELS
+            {
                 // A tile of a transposed matrix lies in short runs far apart, a cache line and a page each.
                 // SAFETY: `part <= DEPTH` runs of `rows == T::TILE_ROWS <= 12` floats that are 1 apart lie within the
                 // matrix, which is f32 here; `packed` has room for them and is no part of it.

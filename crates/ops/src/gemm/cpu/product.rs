@@ -147,7 +147,12 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
             stream::<S, ROWS, PANELS>(first, first.x, &mut acc);
         } else {
             let Operands { matrix, row, col, x, stride, depth, .. } = *first;
-            tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
+            if row == 1 && col == ROWS {
+                // Packed: the compiler knows the strides.
+                tile::<S, ROWS, PANELS>(depth, matrix, 1, ROWS, x, stride, &mut acc);
+            } else {
+                tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
+            }
         }
         if let Some(&Operands { matrix, row, col, x, stride, depth, .. }) = second {
             tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
