@@ -69,11 +69,10 @@ pub fn run(args: &Args) -> Result<()> {
     if !config.tuning.new_tokens.is_empty() {
         arch.grow(data::new_token_ids(&model_dir, &config.tuning.new_tokens)?);
     }
-    let vocabulary = arch.vocab_size;
     let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
     let pictures = sight.as_ref().map(Sight::pictures);
-    let data = data::load(&config, &model_dir, vocabulary, &Bar::default(), pictures.as_ref())?;
+    let data = data::load(&config, &model_dir, arch.text_ids(), &Bar::default(), pictures.as_ref())?;
     if let Some(file) = dump {
         write_dump(&data, file)?;
     }

@@ -67,12 +67,11 @@ pub fn run(args: &Args) -> Result<()> {
         terminal::print_note(&note);
     }
     hub::fetch_paths(&mut config.data, &downloads)?;
-    let vocabulary = arch.vocab_size;
     let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
     let pictures = sight.as_ref().map(Sight::pictures);
     let bar = Bar::default();
-    let data = data::load(&config, &model_dir, vocabulary, &bar, pictures.as_ref())?;
+    let data = data::load(&config, &model_dir, arch.text_ids(), &bar, pictures.as_ref())?;
     let mut written = Vec::new();
     for part in RowPart::ALL {
         written.extend(write(&data, &config, part, args, existing, &inputs, &bar)?);

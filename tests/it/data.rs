@@ -37,7 +37,7 @@ fn config(train: &Path) -> Config {
 }
 
 fn load_with(config: &Config) -> Result<Dataset, Error> {
-    load(config, &golden("tokenizer_bpe_llama3"), VOCABULARY, &Silent, None)
+    load(config, &golden("tokenizer_bpe_llama3"), VOCABULARY.into(), &Silent, None)
 }
 
 /// Writes `content` under `name` and loads it.

@@ -273,7 +273,7 @@ fn mixed(fixture: &Fixture, extra: &[&str]) -> PathBuf {
 
 fn load(path: &Path, words: &[String]) -> (Config, Dataset) {
     let config = config::load(path, words, &[], &[]).unwrap().config;
-    let dataset = data::load(&config, &config.model.dir().unwrap(), 260, &Silent, None).unwrap();
+    let dataset = data::load(&config, &config.model.dir().unwrap(), 260.into(), &Silent, None).unwrap();
     (config, dataset)
 }
 

@@ -44,7 +44,7 @@ fn quickstart() -> Resolved {
 
 fn load(resolved: &Resolved) -> Dataset {
     let folder = resolved.config.model.dir().expect("a model folder");
-    data::load(&resolved.config, &folder, 1024, &Silent, None).expect("the quickstart's data")
+    data::load(&resolved.config, &folder, 1024.into(), &Silent, None).expect("the quickstart's data")
 }
 
 /// Every YAML file under `folder`.

@@ -57,7 +57,7 @@ pub fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Resu
     let arch = Arch::from_dir(folder).unwrap();
     let seer = Seer { dir: folder, tokenizer: folder, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, Part::Whole, &NoProgress)?;
-    load(&config, folder, arch.vocab_size, &Silent, sight.as_ref().map(Sight::pictures).as_ref())
+    load(&config, folder, arch.text_ids(), &Silent, sight.as_ref().map(Sight::pictures).as_ref())
 }
 
 #[test]

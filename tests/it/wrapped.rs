@@ -358,7 +358,7 @@ fn ids_that_stand_for_images_and_sounds_are_refused() {
     model.logits(&batch, &[0]).unwrap();
     batch.tokens[2] = 300;
     let error = model.logits(&batch, &[0]).unwrap_err();
-    assert!(error.message().contains("token 300 stands for an image or sound"), "{error}");
+    assert!(error.message().contains("token id 300 in a text, but ids from 300 on"), "{error}");
 
     // Rows are refused by file and line.
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/c/tokenizer_bpe_gpt2");
@@ -371,11 +371,11 @@ fn ids_that_stand_for_images_and_sounds_are_refused() {
     config.data.use_cache = false;
     let load = |text: &str| {
         std::fs::write(&rows, text).unwrap();
-        tunesmith::data::load(&config, dir.path(), arch.vocab_size, &tunesmith::data::Silent, None)
+        tunesmith::data::load(&config, dir.path(), arch.text_ids(), &tunesmith::data::Silent, None)
     };
     load("{\"input_ids\": [5, 299]}\n").unwrap();
     let error = load("{\"input_ids\": [5, 299]}\n{\"input_ids\": [5, 300]}\n").unwrap_err();
-    for part in ["rows.jsonl:2", "token id 300", "stands for an image or sound"] {
+    for part in ["rows.jsonl:2", "token id 300", "stand for images and sounds"] {
         assert!(error.message().contains(part), "{error} lacks {part}");
     }
 }

@@ -157,6 +157,22 @@ pub struct Arch {
     pub vision: Option<Arc<VisionArch>>,
 }
 
+/// The token ids that a text may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextIds {
+    /// All ids are below this.
+    pub vocab_size: usize,
+    /// And below this: [`Arch::media_ids`].
+    pub media_ids: Option<usize>,
+}
+
+impl From<usize> for TextIds {
+    /// So many ids, all of them text.
+    fn from(vocab_size: usize) -> Self {
+        Self { vocab_size, media_ids: None }
+    }
+}
+
 impl Arch {
     /// The longest sequence in tokens: `max_position_embeddings`, or more where rotary scaling extends every block.
     pub fn reach(&self) -> usize {
@@ -206,6 +222,11 @@ impl Arch {
     /// Whether the head multiplies by the embedding's matrix.
     pub const fn ties_head(&self) -> bool {
         self.tie_word_embeddings && self.score.is_none()
+    }
+
+    /// The token ids that a text may have.
+    pub const fn text_ids(&self) -> TextIds {
+        TextIds { vocab_size: self.vocab_size, media_ids: self.media_ids }
     }
 
     /// The padding token, or else the first end-of-sequence token. Transformers classifies at the last token of a row that is no

@@ -20,6 +20,7 @@ use super::template_coverage;
 use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
+use tunesmith_config::arch::TextIds;
 use tunesmith_config::{LossOn, Task, Truncation, nearest};
 
 /// The most messages of a conversation under a template without `{% generation %}`. The conversation is rendered again
@@ -35,10 +36,8 @@ pub(super) struct EncodeOptions {
     pub truncation: Truncation,
     /// Which tokens carry a loss.
     pub loss_on: LossOn,
-    /// All token ids must be below this.
-    pub vocab_size: usize,
-    /// And below this, if the model embeds later ones as images or sounds (`Arch::media_ids`).
-    pub media_ids: Option<usize>,
+    /// All token ids must be of these.
+    pub text_ids: TextIds,
     /// Rows with fewer tokens are left out.
     pub min_length: Option<usize>,
     /// Rows with more tokens before truncation are left out.
@@ -322,25 +321,24 @@ impl Encoder {
     }
 
     fn check_ids(&self, example: &Example) -> Result<()> {
-        let vocabulary = self.options.vocab_size;
+        let TextIds { vocab_size, media_ids } = self.options.text_ids;
         let labels = example.labels.iter().filter(|&&label| label != IGNORE).map(|&label| label as u32);
-        match example.input_ids.iter().copied().chain(labels).max() {
-            Some(id) if id as usize >= vocabulary => {
-                let token = self.tokenizer.token(id).map_or(String::new(), |token| format!(" ({token:?})"));
-                Err(Error::data(format!(
-                    "vocabulary mismatch: found token id {id}{token}, but the model's vocabulary has {vocabulary} entries"
-                ))
-                .hint("use the tokenizer that belongs to the model"))
-            }
-            Some(id) if self.options.media_ids.is_some_and(|first| id as usize >= first) => {
-                let token = self.tokenizer.token(id).map_or(String::new(), |token| format!(" ({token:?})"));
-                let first = self.options.media_ids.unwrap_or_default();
-                Err(Error::data(format!(
-                    "token id {id}{token} stands for an image or sound, as all from {first} on do: found it in a text"
-                ))
-                .hint("this model trains on text only: take it out of the row, or leave the row out"))
-            }
-            _ => Ok(()),
+        let Some(id) = example.input_ids.iter().copied().chain(labels).max() else { return Ok(()) };
+        let token = || self.tokenizer.token(id).map_or(String::new(), |token| format!(" ({token:?})"));
+        if id as usize >= vocab_size {
+            return Err(Error::data(format!(
+                "vocabulary mismatch: found token id {id}{}, but the model's vocabulary has {vocab_size} entries",
+                token()
+            ))
+            .hint("use the tokenizer that belongs to the model"));
+        }
+        match media_ids.filter(|&first| id as usize >= first) {
+            Some(first) => Err(Error::data(format!(
+                "found token id {id}{} in a text, but ids from {first} on stand for images and sounds",
+                token()
+            ))
+            .hint("this model trains on text only: take it out of the row, or leave the row out")),
+            None => Ok(()),
         }
     }
 

@@ -21,10 +21,10 @@ use super::tokens::{self, TokenSet, TokenWriter};
 use super::{contamination, dedupe, labels, mix};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
-use tunesmith_config::arch::Arch;
+use tunesmith_config::arch::{Arch, TextIds};
 use tunesmith_config::{BadImages, Config, Contamination, Dedupe, Task, Truncation};
 
-/// Reads and tokenizes all data of a configuration. All token ids must be below `vocab_size`.
+/// Reads and tokenizes all data of a configuration. All token ids must be of `text_ids`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`], with file and line, for a row that cannot be used; those of the tokenizer and the
@@ -32,7 +32,7 @@ use tunesmith_config::{BadImages, Config, Contamination, Dedupe, Task, Truncatio
 pub fn load(
     config: &Config,
     model_dir: &Path,
-    vocab_size: usize,
+    text_ids: TextIds,
     progress: &dyn Progress,
     pictures: Option<&Arc<dyn Pictures>>,
 ) -> Result<Dataset> {
@@ -44,9 +44,7 @@ pub fn load(
         max_seq_len: config.model.max_seq_len,
         truncation: data.truncation,
         loss_on: data.loss_on,
-        vocab_size,
-        // A folder may have the tokenizer alone.
-        media_ids: Arch::from_dir(model_dir).ok().and_then(|arch| arch.media_ids),
+        text_ids,
         min_length: data.min_length,
         max_length: data.max_length,
         max_turn_growth: data.max_turn_growth,

@@ -474,7 +474,7 @@ mod tests {
         config.data.cache_dir = Some(dir.to_owned());
         change(&mut config);
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/quickstart/model");
-        crate::load(&config, &model, 1 << 20, &Silent, Some(&(Arc::new(Named(key)) as Arc<dyn Pictures>)))
+        crate::load(&config, &model, (1 << 20).into(), &Silent, Some(&(Arc::new(Named(key)) as Arc<dyn Pictures>)))
     }
 
     #[test]

@@ -103,7 +103,7 @@ pub(super) fn refuse_other_media(row: &Map<String, Value>) -> Result<()> {
     }
 }
 
-/// As [`refuse_unread`], for a text to classify or score.
+/// Refuses images, video, and audio beside a text to classify or score.
 pub(super) fn refuse_beside_label(left: &Map<String, Value>) -> Result<()> {
     match shown_in(left) {
         Some(field) => {

@@ -71,6 +71,7 @@ void copy_unwatched(void *to, const void *from, size_t bytes) { std::memcpy(to, 
 char beginning, end, barriers[2];
 
 constexpr size_t STACK = 128 << 10;
+// Stacks begin at so many different bytes: see `fresh`.
 constexpr size_t COLOURS = 32 << 10;
 constexpr size_t SHARED = 232448;
 
@@ -172,8 +173,7 @@ void set_index(unsigned thread) {
     threadIdx = s.places[thread];
 }
 
-// The next thread that may run after this one, where threads run one after the other in a fixed order; -1 if there is none, and
-// for the scheduler to choose.
+// The thread to run after this one. -1: there is none, or threads have no fixed order and the scheduler chooses.
 int follower() {
     State &s = state();
     if (s.step == 0) return -1;
@@ -210,8 +210,7 @@ void begin() {
     }
 }
 
-// A stack that begins anew. Stacks begin at different places of a page's lines: at the same one, all would share a few sets of
-// the processor's caches.
+// A stack that begins anew, at an offset of its own: with the same one, all stacks would share a few sets of the processor's caches.
 void *fresh(char *stack, unsigned index) {
     uintptr_t top = (reinterpret_cast<uintptr_t>(stack) + STACK - index * 1088 % COLOURS) & ~uintptr_t(63);
 #if defined(__x86_64__)
@@ -244,7 +243,7 @@ void prepare(Thread &thread) {
     thread.stack_pointer = fresh(s.stacks[thread.stack], unsigned(thread.stack));
 }
 
-// Runs a thread, and where threads go on to each other those behind it, until one gives back to the scheduler.
+// Runs a thread. In a fixed order it switches to the next one by itself, and so on; this returns when one switches back.
 void resume(unsigned index) {
     State &s = state();
     Thread &thread = s.threads[index];

@@ -225,8 +225,10 @@ impl Model {
         if let Some(first) = self.arch.media_ids
             && let Some(id) = batch.tokens.iter().find(|id| **id as usize >= first)
         {
-            return Err(Error::data(format!("token {id} stands for an image or sound, as all from {first} on do"))
-                .hint("this model reads text only: leave it out of the text"));
+            return Err(Error::data(format!(
+                "found token id {id} in a text, but ids from {first} on stand for images and sounds"
+            ))
+            .hint("this model reads text only: leave it out of the text"));
         }
         match tokens.or(outside) {
             Some(id) => Err(Error::data(format!("token {id} is outside the model's vocabulary of {vocabulary}"))

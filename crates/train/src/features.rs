@@ -72,7 +72,7 @@ pub fn encode(resolved: &Resolved, observer: &dyn Observer) -> Result<KeptFeatur
         engine::choose(resolved.config.tuning.backend);
         let (mut source, config) = Described::find(resolved, observer)?.open(resolved, None, observer)?;
         observer.event(&Event::Phase("reading the data"));
-        let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer, source.pictures.as_ref())?;
+        let dataset = data::load(&config, &source.dir, source.arch.text_ids(), observer, source.pictures.as_ref())?;
         let kept = source.compute_features(&config, &dataset, Compute::Always, observer)?;
         kept.ok_or_else(|| {
             Error::config("the rows of this run show no images").hint("tunesmith data CONFIG shows what a run reads")

@@ -80,7 +80,7 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
     memory::guarded(|| {
         engine::choose(resolved.config.tuning.backend);
         let (mut source, config) = Described::find(resolved, observer)?.open(resolved, None, observer)?;
-        let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer, source.pictures.as_ref())?;
+        let dataset = data::load(&config, &source.dir, source.arch.text_ids(), observer, source.pictures.as_ref())?;
         source.compute_features(&config, &dataset, Compute::Assume, observer)?;
         let sampler = dataset.sampler(&config);
         let parallel = ParallelPlan::new(&config.train, 1);

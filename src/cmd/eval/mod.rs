@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
     let sight = Sight::of_rows(&config, seer, hub::Part::Whole, &downloads)?;
     arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
     let pictures = sight.as_ref().map(Sight::pictures);
-    let dataset = data::load(&config, &base, arch.vocab_size, &Bar::default(), pictures.as_ref())?;
+    let dataset = data::load(&config, &base, arch.text_ids(), &Bar::default(), pictures.as_ref())?;
     if head.is_some() {
         dataset.report.warnings.iter().for_each(|warning| print_note(warning));
     }

@@ -200,7 +200,8 @@ fn a_pad_token_that_is_eos_changes_nothing() {
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(golden("tokenizer_bpe_gpt2").join(file), folder.path().join(file)).unwrap();
     }
-    let load = || tunesmith::data::load(&config(&rows), folder.path(), 1000, &tunesmith::data::Silent, None).unwrap();
+    let load =
+        || tunesmith::data::load(&config(&rows), folder.path(), 1000.into(), &tunesmith::data::Silent, None).unwrap();
     let before = load();
     let path = folder.path().join("tokenizer_config.json");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -258,7 +259,7 @@ fn a_conversation_needs_a_template() {
     std::fs::copy(golden("tokenizer_bpe_gpt2/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
     let rows = folder.path().join("rows.jsonl");
     std::fs::write(&rows, "{\"user\": \"q\", \"assistant\": \"a\"}\n").unwrap();
-    let load = |config: &_| tunesmith::data::load(config, folder.path(), 1000, &tunesmith::data::Silent, None);
+    let load = |config: &_| tunesmith::data::load(config, folder.path(), 1000.into(), &tunesmith::data::Silent, None);
     assert_refused(load(&config(&rows)), &["no chat template", "data.chat_template"]);
     let mut config = config(&rows);
     config.data.template_path = Some(folder.path().join("own.jinja"));

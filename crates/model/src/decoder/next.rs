@@ -224,6 +224,7 @@ impl Model {
             return self.forward(|| self.go_on(&mut growth));
         }
         if self.device() != Device::Cpu {
+            // They would keep the host's cores busy while a GPU computes.
             return memory::guarded(|| self.go_on(&mut growth));
         }
         memory::guarded(|| par::together(|| self.go_on(&mut growth)))

@@ -8,7 +8,7 @@ use half::bf16;
 fn matmul_equals_the_plain_sum_on_odd_sizes() {
     each_engine(|engine| {
         for (tokens, depth, rows) in
-            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (33, 1100, 100), (300, 16, 130)]
+            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (110, 600, 29), (33, 1100, 100), (300, 16, 130)]
         {
             let pool = engine.pool();
             let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));

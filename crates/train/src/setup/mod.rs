@@ -97,7 +97,7 @@ pub fn open_locally(
     }
     let (source, config) = described.open(resolved, resume.as_ref(), observer)?;
     observer.event(&Event::Phase("reading the data"));
-    let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer, source.pictures.as_ref())?;
+    let dataset = data::load(&config, &source.dir, source.arch.text_ids(), observer, source.pictures.as_ref())?;
     let sampler = dataset.sampler(&config);
     if seat.world.local_size > 1 && seat.world.local_rank == 0 {
         source.quantize_ahead(observer)?;

@@ -5,13 +5,11 @@ use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
 use crate::activation::LANES;
 use crate::simd::{Simd, TileLanes, dispatch, prefetch};
 
-/// Depth from which packing a tile of a transposed matrix pays. Twelve rows are most of a cache line: only an LM head is too long, which
-/// no cache holds. Six rows read more lines for each product.
-const fn pack_depth(tile_rows: usize) -> usize {
-    if tile_rows < 12 { 1 } else { 4096 }
-}
-/// Panels from which it pays.
+/// Panels from which packing a tile of a transposed matrix pays.
 const PACK_PANELS: usize = 6;
+/// Depth from which it pays for tiles of twelve rows, which are most of a cache line: that of an LM head, which no cache holds. Smaller
+/// tiles use less of each line that they read, and packing them pays at any depth.
+const PACK_DEPTH: usize = 4096;
 /// Copies `depth` runs of `ROWS` floats, `col` floats apart, end to end.
 ///
 /// # Safety
@@ -148,7 +146,7 @@ unsafe fn stage_block<S: Simd, T: TileLanes>(
                 }
             } else if first.row == 1
                 && rows == T::TILE_ROWS
-                && first.depth >= pack_depth(T::TILE_ROWS)
+                && (T::TILE_ROWS < 12 || first.depth >= PACK_DEPTH)
                 && p1 - p0 >= PACK_PANELS
             {
                 // A tile of a transposed matrix lies in short runs far apart, a cache line and a page each.
