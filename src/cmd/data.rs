@@ -66,9 +66,7 @@ pub fn run(args: &Args) -> Result<()> {
         terminal::print_note(&note);
     }
     hub::fetch_paths(&mut config.data, &downloads)?;
-    if !config.tuning.new_tokens.is_empty() {
-        arch.grow(data::new_token_ids(&model_dir, &config.tuning.new_tokens)?);
-    }
+    data::add_new_tokens(&mut arch, &model_dir, &config.tuning.new_tokens)?;
     let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
     let pictures = sight.as_ref().map(Sight::pictures);

@@ -61,12 +61,13 @@ pub fn run(args: &Args) -> Result<()> {
     drop(AtomicLines::create(&args.out, existing, &inputs)?);
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&resolved.config.model, Part::Description, &downloads)?.dir;
-    let arch = Arch::from_dir(&model_dir)?;
+    let mut arch = Arch::from_dir(&model_dir)?;
     let (mut config, note) = resolved.for_model(&arch)?;
     if let Some(note) = note {
         terminal::print_note(&note);
     }
     hub::fetch_paths(&mut config.data, &downloads)?;
+    data::add_new_tokens(&mut arch, &model_dir, &config.tuning.new_tokens)?;
     let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
     let pictures = sight.as_ref().map(Sight::pictures);

@@ -86,4 +86,4 @@ pub use row_pass::threads;
 pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
-pub use tokenizer::{Tokenizer, new_token_ids, with_tokens};
+pub use tokenizer::{Tokenizer, add_new_tokens, new_token_ids, with_tokens};

@@ -8,6 +8,7 @@ use super::catch_panic::isolated;
 use super::model_files::{read_file, read_json};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
+use tunesmith_config::arch::Arch;
 
 /// A tokenizer with its special tokens and the ids that end an answer.
 pub struct Tokenizer {
@@ -242,6 +243,17 @@ fn read_tokenizer(model_dir: &Path) -> Result<Vec<u8>> {
 /// Those of [`with_tokens`].
 pub fn new_token_ids(model_dir: &Path, tokens: &[String]) -> Result<Vec<u32>> {
     with_tokens(model_dir, tokens).map(|(_, ids)| ids)
+}
+
+/// Adds `tokens` (`tuning.new_tokens`) to the vocabulary of `arch`, with the ids that they get in the model's tokenizer.
+///
+/// # Errors
+/// Those of [`with_tokens`].
+pub fn add_new_tokens(arch: &mut Arch, model_dir: &Path, tokens: &[String]) -> Result<()> {
+    if !tokens.is_empty() {
+        arch.grow(new_token_ids(model_dir, tokens)?);
+    }
+    Ok(())
 }
 
 /// Adds `tokens` to the model's `tokenizer.json`, as Transformers' `add_tokens` does. Returns the JSON text and the new

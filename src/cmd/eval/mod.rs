@@ -48,9 +48,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(head) = &head {
         config.data.labels = Labels(head.labels.clone());
     }
-    if !config.tuning.new_tokens.is_empty() {
-        arch.grow(data::new_token_ids(&base, &config.tuning.new_tokens)?);
-    }
+    data::add_new_tokens(&mut arch, &base, &config.tuning.new_tokens)?;
     let seer = Seer { dir: &base, tokenizer: &base, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, hub::Part::Whole, &downloads)?;
     arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));

@@ -218,6 +218,13 @@ fn processed_rows_are_the_same_rows() {
     let path = format!("data.train_path={}", out.display());
     assert!(run(&[&path, "data.max_rows=40"], &again).status.success());
     assert_eq!(std::fs::read_to_string(&again).unwrap(), text);
+    // Tokens that a run adds are of the vocabulary.
+    let added = file(folder.path(), "added.jsonl", [r#"{"text": "one <added> token"}"#.to_owned()]);
+    let with_added = folder.path().join("with_added.jsonl");
+    let added = [format!("data.train_path={}", added.display()), "data.val_path=[]".to_owned()];
+    let done = run(&[&added[0], &added[1], "tuning.new_tokens=[\"<added>\"]"], &with_added);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(std::fs::read_to_string(&with_added).unwrap().contains("<added>"));
     let wrong = run(&[&path], &out);
     assert_eq!(wrong.status.code(), Some(2), "{}", String::from_utf8_lossy(&wrong.stderr));
     assert_eq!(std::fs::read_to_string(&out).unwrap(), text, "what is read is never replaced");
