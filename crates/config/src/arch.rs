@@ -162,7 +162,8 @@ pub struct Arch {
 pub struct TextIds {
     /// All ids are below this.
     pub vocab_size: usize,
-    /// And below this: [`Arch::media_ids`].
+    /// The first id that stands for an image or sound ([`Arch::media_ids`]): ids of text are below it.
+    /// `None`: all ids below `vocab_size` are text.
     pub media_ids: Option<usize>,
 }
 

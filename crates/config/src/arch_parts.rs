@@ -86,13 +86,13 @@ pub struct BlockSpec {
 pub struct BranchSpec {
     /// Name of the norm before the part, within the block.
     pub norm: Option<&'static str>,
-    /// What the branch computes.
+    /// The module between the two norms, such as attention or the MLP.
     pub part: PartSpec,
     /// Name of the norm on the part's output, within the block.
     pub post_norm: Option<&'static str>,
 }
 
-/// What a branch computes.
+/// The module of a branch, with its sizes: attention or another mixer, an MLP, experts, or per-layer embeddings.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PartSpec {
     /// Causal self-attention.
@@ -103,7 +103,7 @@ pub enum PartSpec {
     ShortConv(ShortConvSpec),
     /// Mamba 2's selective state space.
     Mamba(MambaSpec),
-    /// A gated MLP.
+    /// A gated MLP: `down(act(gate(h)) * up(h))`, with the activation of [`HiddenAct`].
     Mlp {
         /// Width of its hidden layer.
         intermediate_size: usize,
@@ -131,7 +131,7 @@ pub enum PartSpec {
 /// The attention of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionSpec {
-    /// Query heads.
+    /// Number of query heads: `num_attention_heads`.
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,
@@ -156,7 +156,7 @@ pub struct AttentionSpec {
 /// Where the gate on an attention's mixed values comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateSpec {
-    /// There is none.
+    /// There is no gate: the output projection reads the mixed values as they are.
     None,
     /// `q_proj` has it beside each head's query (Qwen3.5).
     Beside,

@@ -10,7 +10,7 @@ use tunesmith_base::error::Result;
 /// The format of a checkpoint that bitsandbytes has quantized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bitsandbytes {
-    /// NF4, FP4 or int8.
+    /// The format of the quantized matrices: NF4, FP4 or int8.
     pub quantization: Quantization,
     /// Whether scales of 4 bits are quantized too.
     pub double_quant: bool,

@@ -444,7 +444,7 @@ pub(super) struct Defaults {
     /// Base of the rotary embedding, `rope_theta`.
     pub theta: f64,
     pub eps: f64,
-    /// The key of `eps`.
+    /// The key of `config.json` that gives `eps`, such as `rms_norm_eps`.
     pub eps_key: &'static str,
     pub tied: bool,
     pub pad: Option<u32>,

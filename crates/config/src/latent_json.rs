@@ -10,7 +10,7 @@ use tunesmith_base::error::Result;
 /// How a class computes the sizes of its heads.
 #[derive(Clone, Copy)]
 pub(super) struct LatentDefaults {
-    /// For absent keys.
+    /// Ranks and widths of heads, for keys that the file lacks.
     pub sizes: LatentSpec,
     /// Whether `head_dim` means a whole head of keys and not what turns of it; `partial_rotary_factor` is then the share of
     /// that.

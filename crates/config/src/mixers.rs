@@ -16,7 +16,7 @@ pub struct MambaSpec {
     pub heads: usize,
     /// Groups of B and C, and of the norm; divides `heads`.
     pub groups: usize,
-    /// Width of a head.
+    /// Features of a head of the state space.
     pub dim: usize,
     /// Width of B, and of C.
     pub state: usize,
@@ -31,7 +31,7 @@ pub struct MambaSpec {
 }
 
 impl MambaSpec {
-    /// Width of the output.
+    /// Width of x, of the gate and of what `out_proj` reads: `heads * dim`.
     pub const fn inner_size(&self) -> usize {
         self.heads * self.dim
     }

@@ -5,19 +5,19 @@
 pub struct ModuleNames {
     /// The embedding in Transformers, below `model`. The engine calls it `embed_tokens` in every family.
     pub embedding: &'static str,
-    /// Below `model`.
+    /// The norm behind the last block, below `model`.
     pub final_norm: &'static str,
-    /// Attention.
+    /// Attention's module within a block, such as `self_attn`.
     pub attention: &'static str,
-    /// Output projection of attention.
+    /// The output projection, below attention.
     pub o_proj: &'static str,
     /// Norm on queries, below attention.
     pub q_norm: &'static str,
     /// Norm on keys, below attention.
     pub k_norm: &'static str,
-    /// A Mamba 2 mixer.
+    /// The module of a Mamba 2 mixer within a block.
     pub mamba: &'static str,
-    /// The MLP.
+    /// The MLP's module within a block.
     pub mlp: &'static str,
     /// The one module that gives gate and up, where they have one.
     pub gate_up: Option<&'static str>,
@@ -26,7 +26,7 @@ pub struct ModuleNames {
 }
 
 impl ModuleNames {
-    /// Llama's.
+    /// Llama's names; those of other families differ from them in a few.
     pub const LLAMA: Self = Self {
         embedding: "embed_tokens",
         final_norm: "norm",
@@ -39,9 +39,9 @@ impl ModuleNames {
         gate_up: None,
         projections: ["gate_proj", "up_proj", "down_proj"],
     };
-    /// Phi-3's.
+    /// Phi-3's names: one `gate_up_proj` gives gate and up.
     pub const PHI3: Self = Self { gate_up: Some("gate_up_proj"), ..Self::LLAMA };
-    /// Granite 4's.
+    /// Granite 4's names: the MLP is `shared_mlp`, with `input_linear` and `output_linear`.
     pub const GRANITE4: Self = Self {
         mlp: "shared_mlp",
         gate_up: Some("input_linear"),
@@ -57,7 +57,7 @@ impl ModuleNames {
         mlp: "mixer",
         ..Self::LLAMA
     };
-    /// LFM2's.
+    /// LFM2's names: the MLP is `feed_forward`, with `w1`, `w3` and `w2`.
     pub const LFM2: Self = Self {
         final_norm: "embedding_norm",
         o_proj: "out_proj",
@@ -67,8 +67,8 @@ impl ModuleNames {
         projections: ["w1", "w3", "w2"],
         ..Self::LLAMA
     };
-    /// LFM3's.
+    /// LFM3's names: as LFM2's, but attention's modules have Llama's names.
     pub const LFM3: Self = Self { o_proj: "o_proj", q_norm: "q_norm", k_norm: "k_norm", ..Self::LFM2 };
-    /// `HunYuan`'s.
+    /// `HunYuan`'s names: Llama's, but for the norms on queries and keys.
     pub const HUNYUAN: Self = Self { q_norm: "query_layernorm", k_norm: "key_layernorm", ..Self::LLAMA };
 }

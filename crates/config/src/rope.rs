@@ -48,7 +48,7 @@ pub enum RopeScaling {
     /// `rope_type: proportional`: only the first pairs of a head turn, by the frequencies that they would have if all did (Gemma 4).
     /// The others have the frequency 0.
     Proportional {
-        /// How many pairs turn.
+        /// How many pairs of a head's features turn, from the first on.
         pairs: usize,
         /// What every frequency is divided by.
         factor: f64,
@@ -113,7 +113,7 @@ pub struct Rope {
 /// Llama 4 has it, and Ministral 3.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueryScaling {
-    /// How fast it grows.
+    /// How fast the factor grows with the logarithm of the position.
     pub beta: f64,
     /// Context length of the pretraining: below it the factor is 1.
     pub original_max_position_embeddings: usize,

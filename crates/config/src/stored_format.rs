@@ -36,7 +36,7 @@ pub enum Layout {
     },
     /// Integers with a scale for each group of a row.
     Integers {
-        /// 4 or 8.
+        /// Bits of a number: 4 or 8.
         bits: usize,
         /// Numbers of a row that share a scale.
         group: usize,
@@ -68,7 +68,7 @@ impl Layout {
         }
     }
 
-    /// The name in tables.
+    /// The format's name in tables and messages, such as `MXFP4`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mxfp4 => "MXFP4",
@@ -91,7 +91,7 @@ pub struct StoredFormat {
     found: Option<Arc<BTreeMap<String, Layout>>>,
 }
 
-/// What quantized a checkpoint.
+/// The format or tool that `quant_method` of `quantization_config` names, with its settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Method {
     /// FP8 as `DeepSeek`, Qwen and Mistral store it.
@@ -105,17 +105,17 @@ pub enum Method {
     Awq(Grouped),
     /// compressed-tensors of llm-compressor: its groups, in order.
     CompressedTensors(Vec<Compressed>),
-    /// NVIDIA's Model Optimizer.
+    /// NVIDIA's Model Optimizer, `quant_method: modelopt`.
     ModelOpt {
-        /// NVFP4; else FP8.
+        /// Whether it is NVFP4; else it is FP8.
         nvfp4: bool,
     },
 }
 
-/// Integers in groups.
+/// Integers with a scale for each group of a row, as GPTQ and AWQ store them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grouped {
-    /// Bits of a number.
+    /// Bits of a number: 4 or 8, with AWQ only 4.
     pub bits: usize,
     /// Numbers of a row in a group; `None`: the whole row.
     pub group: Option<usize>,
@@ -140,7 +140,7 @@ pub struct Compressed {
 }
 
 impl Method {
-    /// The word of `quant_method`.
+    /// The value of `quant_method` in `quantization_config`, such as `gptq`.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Fp8 { .. } => "fp8",

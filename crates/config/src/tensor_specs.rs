@@ -49,7 +49,7 @@ impl LinearSpec {
         self.layer.is_none() && matches!(self.name.as_str(), "lm_head" | "score")
     }
 
-    /// Name of its weight.
+    /// Name of its weight tensor: the module's name, then `.weight`.
     pub fn weight(&self) -> String {
         format!("{}.weight", self.name)
     }

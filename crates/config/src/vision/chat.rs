@@ -5,7 +5,7 @@
 pub struct ChatImages {
     /// The token that stands once for each row of a picture.
     pub token: u32,
-    /// What stands around these.
+    /// The tokens and the text that stand around the rows of a picture.
     pub form: ChatForm,
 }
 
@@ -16,15 +16,15 @@ pub enum ChatForm {
     Bare,
     /// Empty lines, a token that begins a picture, and one that ends it. Templates write the first one.
     Gemma3 {
-        /// Before the rows.
+        /// The token before the rows.
         begin: u32,
-        /// Behind them.
+        /// The token behind the rows.
         end: u32,
     },
     /// Tokens with the row and column of each tile, a line for each row of tiles, and the whole picture behind them.
     Idefics3,
     /// Nothing. A picture that is alone in its row is cut at its own shape, others are shown as a whole (LLaVA-OneVision).
     AnyRes,
-    /// `<img>` and `</img>` (`InternVL`).
+    /// `<img>` before the rows and `</img>` behind them (`InternVL`).
     InternVl,
 }

@@ -4,33 +4,33 @@ use super::encoder::Pointwise;
 /// A connector, its sizes and the names of its modules in the whole model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Connector {
-    /// Width of the encoder.
+    /// Features of a row that the encoder gives.
     pub encoder_size: usize,
-    /// Width of the decoder.
+    /// Features of a row of the decoder: its `hidden_size`.
     pub decoder_size: usize,
-    /// What it computes.
+    /// The modules that it computes, with their names and settings.
     pub kind: ConnectorKind,
     /// Whether the checkpoint has its weights; else they are drawn from the seed.
     pub stored: bool,
 }
 
-/// What a connector computes.
+/// The form of a connector: its modules, from an encoder's rows to rows of the decoder.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ConnectorKind {
-    /// A linear module.
+    /// One linear module, `[decoder_size, encoder_size]`.
     Linear {
-        /// The module.
+        /// The module's name in the whole model.
         name: String,
         /// Whether it adds a bias.
         bias: bool,
     },
     /// Linear, activation, dropout, linear.
     Mlp {
-        /// The two modules.
+        /// Names of the two linear modules in the whole model.
         names: [String; 2],
-        /// Width between them.
+        /// Features between the two linear modules.
         hidden_size: usize,
-        /// Between them.
+        /// The activation between the two linear modules.
         activation: Pointwise,
         /// Whether they add a bias.
         bias: bool,
@@ -39,7 +39,7 @@ pub enum ConnectorKind {
     },
     /// `factor x factor` neighbouring patches side by side, then a linear module without bias: Idefics 3, `SmolVLM`.
     PixelShuffle {
-        /// The module.
+        /// The linear module's name in the whole model.
         name: String,
         /// Patches of a side that become one row.
         factor: usize,
@@ -49,11 +49,11 @@ pub enum ConnectorKind {
     AveragePool {
         /// Patches of a side that become one row.
         kernel: usize,
-        /// The norm's module.
+        /// The norm's name in the whole model.
         norm: String,
         /// Added to the mean square in the norm.
         eps: f64,
-        /// The matrix.
+        /// The name of the matrix's tensor, `[encoder_size, decoder_size]`.
         projection: String,
     },
     /// `factor x factor` neighbouring patches side by side, with a norm before or after, then linear, activation, linear: the
@@ -61,12 +61,12 @@ pub enum ConnectorKind {
     Merger(Merger),
 }
 
-/// The parts of [`ConnectorKind::Merger`].
+/// A norm and two linear modules over neighbouring patches side by side ([`ConnectorKind::Merger`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Merger {
     /// Patches of a side that become one row.
     pub factor: usize,
-    /// The norm's module.
+    /// The norm's name in the whole model.
     pub norm: String,
     /// Whether the norm is over the patches side by side, and not over each.
     pub norm_of_merged: bool,
@@ -74,11 +74,11 @@ pub struct Merger {
     pub rms_norm: bool,
     /// Added to the variance in the norm.
     pub eps: f64,
-    /// The two linear modules.
+    /// Names of the two linear modules in the whole model.
     pub names: [String; 2],
-    /// Width between them.
+    /// Features between the two linear modules.
     pub hidden_size: usize,
-    /// Between them.
+    /// The activation between the two linear modules.
     pub activation: Pointwise,
 }
 

@@ -8,17 +8,17 @@ pub struct Encoder {
     pub family: &'static str,
     /// What stands before each of its tensors' names in the whole model, such as `model.vision_tower.`.
     pub prefix: String,
-    /// Names behind the prefix.
+    /// Names of its tensors, behind the prefix.
     pub names: Names,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the MLP.
+    /// Width of the MLP's hidden layer.
     pub intermediate_size: usize,
     /// Blocks of the checkpoint; those above [`Feature::blocks`] are neither loaded nor computed.
     pub num_hidden_layers: usize,
-    /// Heads of attention.
+    /// Attention heads of a block; together they are `hidden_size` wide.
     pub num_heads: usize,
-    /// Channels of a picture.
+    /// Color channels of a picture, often 3.
     pub channels: usize,
     /// Side of a square patch in pixels.
     pub patch_size: usize,
@@ -28,7 +28,7 @@ pub struct Encoder {
     pub grid: [usize; 2],
     /// Added to the variance in every norm.
     pub norm_eps: f64,
-    /// Between the MLP's linear modules.
+    /// The activation between the MLP's linear modules.
     pub activation: Pointwise,
     /// Whether a class token stands before the patches, with a position of its own.
     pub class_token: bool,
@@ -56,7 +56,7 @@ pub struct Encoder {
     pub rope_theta: Option<f64>,
     /// Attention within parts of a tile.
     pub windows: Option<Windows>,
-    /// Which output is taken.
+    /// The block whose output the connector takes, whether the last norm follows, and which rows are kept.
     pub feature: Feature,
     /// Standard deviation of newly initialised weights.
     pub initializer_range: f64,
@@ -85,11 +85,11 @@ pub struct Feature {
 /// An activation function between two linear modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pointwise {
-    /// GELU by erf.
+    /// GELU by erf, `gelu`.
     Gelu,
-    /// GELU by tanh.
+    /// GELU in the tanh approximation, `gelu_pytorch_tanh`.
     GeluTanh,
-    /// `x sigmoid(1.702 x)`.
+    /// `x sigmoid(1.702 x)`, `quick_gelu`.
     QuickGelu,
     /// SiLU.
     Silu,
@@ -127,11 +127,11 @@ pub enum Interpolation {
 /// Names of an encoder's tensors behind its prefix, without `.weight` and `.bias`, as Transformers 5 has them in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Names {
-    /// Of what comes before and after the blocks.
+    /// Names of what comes before and after the blocks.
     pub stem: StemNames,
     /// What stands before a block's number.
     pub blocks: &'static str,
-    /// Of a block's parts.
+    /// Names of a block's parts, behind the block's number.
     pub block: BlockNames,
     /// Parts of these names, and what stands in their place in the files of checkpoints.
     pub stored: &'static [(&'static str, &'static str)],
@@ -140,15 +140,15 @@ pub struct Names {
 /// Names of what comes before and after the blocks. A name that a family has not is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StemNames {
-    /// The patch embedding's module.
+    /// The module of the patch embedding, a convolution or a linear module.
     pub patch: &'static str,
-    /// The class token's tensor.
+    /// The tensor of the class token.
     pub class_token: &'static str,
     /// Its sizes: so many ones before the width.
     pub class_dimensions: usize,
-    /// The register tokens' tensor.
+    /// The tensor of the register tokens.
     pub registers: &'static str,
-    /// The positions' tensor.
+    /// The tensor of learned positions.
     pub positions: &'static str,
     /// Whether that has a leading dimension of one.
     pub positions_batched: bool,
@@ -163,21 +163,21 @@ pub struct StemNames {
 pub struct BlockNames {
     /// The norm before attention.
     pub norm1: &'static str,
-    /// Queries.
+    /// The projection to queries; with [`Encoder::fused_qkv`] that to queries, keys and values.
     pub query: &'static str,
-    /// Keys.
+    /// The projection to keys; unused with [`Encoder::fused_qkv`].
     pub key: &'static str,
-    /// Values.
+    /// The projection to values; unused with [`Encoder::fused_qkv`].
     pub value: &'static str,
-    /// Attention's output.
+    /// Attention's output projection.
     pub out: &'static str,
     /// The norm before the MLP.
     pub norm2: &'static str,
-    /// The MLP's first module.
+    /// The MLP's first linear module: the gate, where it has one.
     pub fc1: &'static str,
-    /// Beside the gate, where the MLP has one.
+    /// The linear module whose output the gate multiplies, where the MLP has a gate.
     pub up: &'static str,
-    /// The MLP's last module.
+    /// The MLP's last linear module, back to `hidden_size`.
     pub fc2: &'static str,
     /// The factors behind attention: a tensor, not a module.
     pub scale1: &'static str,
@@ -191,7 +191,7 @@ impl Encoder {
         self.class_token as usize + self.registers
     }
 
-    /// Numbers of a patch.
+    /// Values of a patch: `channels * frames * patch_size^2`, with one frame where it has none.
     pub fn patch_values(&self) -> usize {
         self.channels * self.frames.unwrap_or(1) * self.patch_size * self.patch_size
     }

@@ -79,7 +79,7 @@ impl Joined {
         self.size[0] * (self.size[1] + 1)
     }
 
-    /// Whether patches are mixed.
+    /// Whether the kept patches are made smaller, so that a row mixes several of them.
     pub fn is_resized(&self) -> bool {
         self.size != [self.rows.len(), self.columns.len()]
     }

@@ -19,12 +19,12 @@ const CLASSES: &str = "AutoencoderKL and AutoencoderKLWan";
 /// The most layers of a kind, and features of one.
 const MOST: usize = 1 << 14;
 
-/// An encoder of latents.
+/// The encoder of a variational autoencoder of diffusers, as a list of layers from a picture to latents.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentEncoder {
-    /// The class in diffusers.
+    /// Its class in diffusers: `AutoencoderKL` or `AutoencoderKLWan`.
     pub class: &'static str,
-    /// From the first to the last.
+    /// Its layers, from the first to the last.
     pub layers: Vec<LatentLayer>,
     /// Features of a latent: half of those that the last layer gives.
     pub latent: usize,
@@ -45,25 +45,25 @@ pub enum LatentLayer {
     Activation(LatentNorm),
 }
 
-/// The parts of [`LatentLayer::Residual`].
+/// Two convolutions, each behind a norm and SiLU, beside a shortcut ([`LatentLayer::Residual`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Residual {
-    /// Before each convolution.
+    /// The norms before the first and before the second convolution.
     pub norms: [LatentNorm; 2],
-    /// The two convolutions.
+    /// The first and the second convolution.
     pub convolutions: [Convolution; 2],
-    /// Where the number of features changes.
+    /// The convolution on the shortcut, where the number of features changes.
     pub shortcut: Option<Convolution>,
 }
 
-/// The parts of [`LatentLayer::Attention`].
+/// Attention with one head over all places of a picture ([`LatentLayer::Attention`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpatialAttention {
-    /// Before it.
+    /// The norm before query, key and value.
     pub norm: LatentNorm,
     /// Query, key and value; or one module for all three.
     pub qkv: Vec<Convolution>,
-    /// The output.
+    /// The output projection.
     pub out: Convolution,
 }
 
@@ -80,18 +80,18 @@ pub struct Convolution {
     pub padding: [usize; 2],
 }
 
-/// A norm.
+/// A norm of a [`LatentEncoder`] over the features of a picture's places.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentNorm {
     /// The module's name in the whole model.
     pub name: String,
-    /// Features.
+    /// Features of a place.
     pub size: usize,
-    /// What it computes.
+    /// Whether it is a group norm or an RMS norm.
     pub kind: LatentNormKind,
 }
 
-/// What a [`LatentNorm`] computes.
+/// The formula of a [`LatentNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatentNormKind {
     /// `GroupNorm` of so many groups, with 1e-6 added to the variance.
@@ -101,7 +101,7 @@ pub enum LatentNormKind {
 }
 
 impl Convolution {
-    /// Planes in time.
+    /// Depth of the kernel in time; 1 where the weight has no such dimension.
     pub fn planes(&self) -> usize {
         if self.shape.len() == 5 { self.shape[2] } else { 1 }
     }
@@ -158,7 +158,7 @@ impl LatentEncoder {
         }
     }
 
-    /// Its tensors, in order.
+    /// Names and shapes of its tensors, from the first layer to the last.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let of = |layer: &LatentLayer| match layer {
             LatentLayer::Convolution(convolution) => convolution.tensors(),

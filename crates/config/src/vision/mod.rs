@@ -43,7 +43,7 @@ pub const ENCODER_FILES: [[&str; 2]; 2] = [[PAIR_SETTINGS, PAIR_WEIGHTS], [WORLD
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VisionArch {
-    /// The transformer over patches.
+    /// The vision transformer over patches.
     pub encoder: Encoder,
     /// From the encoder's width to the decoder's.
     pub connector: Connector,
@@ -65,7 +65,7 @@ pub struct VisionArch {
     pub chat: Option<ChatImages>,
     /// The encoder's folder, or the file with encoder and connector; `None` where they are a part of the decoder's checkpoint.
     pub folder: Option<PathBuf>,
-    /// What is trained.
+    /// Which parts of encoder, connector and decoder are trained.
     pub training: VisionTraining,
     /// Set where pictures come as values that were computed before: the model then holds only what is behind them.
     pub features: Option<Features>,
@@ -109,7 +109,7 @@ pub fn has_encoder(dir: &Path) -> bool {
 #[allow(clippy::struct_excessive_bools)] // each is a part
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VisionTraining {
-    /// The connector's tensors.
+    /// Whether the connector's tensors are trained.
     pub connector: bool,
     /// What ends a line of an image's rows ([`AnyRes::newline`]). It is no module, so no adapter's file of PEFT holds it.
     pub newline: bool,

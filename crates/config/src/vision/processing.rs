@@ -22,9 +22,9 @@ pub struct Processing {
     pub square: Option<[u8; 3]>,
     /// The size that it gets.
     pub size: Size,
-    /// The filter of resizing.
+    /// The filter that weighs pixels when a picture is resized.
     pub resample: Resample,
-    /// Whose rounding resizing has.
+    /// The library whose rounding resizing follows.
     pub backend: Backend,
     /// The middle `[height, width]` of it is kept; what lies outside of the picture is black.
     pub crop: Option<[u32; 2]>,
@@ -43,7 +43,7 @@ pub struct Processing {
 /// The size that a picture gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
-    /// Its own.
+    /// The picture keeps its size.
     Kept,
     /// `[height, width]`, whatever its shape.
     Exact([u32; 2]),
@@ -66,9 +66,9 @@ pub enum Size {
         tile: [u32; 2],
         /// Whether it is cut; else it gets the size of a tile.
         cut: bool,
-        /// The fewest tiles.
+        /// The fewest tiles of a picture.
         least: u32,
-        /// The most tiles.
+        /// The most tiles of a picture.
         most: u32,
     },
     /// The picture is shown as a whole in the size of a tile. Where it is alone in its row, it is also resized within one of
@@ -79,16 +79,16 @@ pub enum Size {
     },
     /// Sides about in proportion and multiples of a patch, as large as so many patches allow (SigLIP 2 NaFlex).
     MostPatches {
-        /// The most patches.
+        /// The most patches of a picture.
         most: u32,
         /// The side of a patch in pixels.
         patch: u32,
     },
     /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
     Pixels {
-        /// The fewest.
+        /// The fewest pixels of a picture.
         least: u64,
-        /// The most.
+        /// The most pixels of a picture.
         most: u64,
         /// Patches of a side that become one row of the decoder.
         merge: u32,
@@ -108,7 +108,7 @@ pub enum Resample {
     Lanczos,
 }
 
-/// Whose rounding resizing has.
+/// The library whose rounding resizing follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backend {
     /// torchvision's, which Transformers takes where it is installed.
@@ -122,7 +122,7 @@ pub enum Backend {
 struct Class {
     /// Without `Fast` or `Pil` at its end.
     name: &'static str,
-    /// An older name.
+    /// An older name of the class, or empty.
     older: &'static str,
     size: Size,
     resample: Resample,

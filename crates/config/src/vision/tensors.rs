@@ -140,7 +140,7 @@ impl Connector {
         }
     }
 
-    /// Its tensors, in order.
+    /// Names and shapes of its tensors, in the order of the forward pass.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         match &self.kind {
             ConnectorKind::AveragePool { norm, projection, .. } => vec![

@@ -42,12 +42,12 @@ pub struct World {
     pub folder: PathBuf,
 }
 
-/// How latents become rows.
+/// How the latents of the second encoder become rows of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorldSettings {
-    /// What a row is.
+    /// Whether a place or a channel of the latents becomes a row.
     pub projection: WorldProjection,
-    /// What the projector is.
+    /// The modules of the projector from latents to the decoder's width.
     pub architecture: ProjectionArchitecture,
     /// The side that each picture gets.
     pub image_size: usize,

@@ -14,14 +14,14 @@ use super::encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwi
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
-/// A family of encoders.
+/// A family of image encoders: the `model_type`s that name it, and how its settings are read.
 #[derive(Debug)]
 pub struct EncoderFamily {
     /// Values of `model_type` of the encoder alone.
     pub model_types: &'static [&'static str],
     /// Values of `model_type` of models whose `vision_config` describes the encoder, and whose other parts are not used.
     pub wholes: &'static [&'static str],
-    /// Known models, for lists.
+    /// Known models of the family, for people.
     pub models: &'static str,
     /// Reads the part of `config.json` that describes the encoder.
     pub(super) read: fn(&Source<'_>) -> Result<Encoder>,
