@@ -316,7 +316,7 @@ pub trait Simd: Copy + 'static {
     }
 }
 
-/// Plain arrays.
+/// The 16 lanes of [`Simd`] in a plain array, on any processor.
 #[derive(Debug, Clone, Copy)]
 pub struct Portable;
 

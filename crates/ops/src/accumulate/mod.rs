@@ -14,7 +14,7 @@ use tunesmith_device::{Device, Element, Slice, SliceMut};
 pub trait Sum: Element {
     /// Whether it is [`bf16`].
     const NARROW: bool;
-    /// The same number.
+    /// The same number in float32.
     fn to_f32(self) -> f32;
     /// The nearest number of this type.
     fn from_f32(value: f32) -> Self;

@@ -26,9 +26,9 @@ impl Drop for Leaving {
 /// Where the numbers of an activation without memory are.
 #[derive(Debug)]
 pub enum Elsewhere {
-    /// On the host.
+    /// In the host's memory.
     Host(away::Away),
-    /// On their way back.
+    /// On their way back to the GPU.
     Coming(away::Coming),
 }
 

@@ -67,7 +67,7 @@ impl Activation {
         self.features * LANES
     }
 
-    /// Where it is.
+    /// The device that its numbers are on.
     pub fn device(&self) -> Device {
         self.pool.device()
     }

@@ -61,9 +61,9 @@ const fn floats(numbers: usize, number: Number) -> usize {
 /// How many buffers a pool has for activations of so many features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BufferCount {
-    /// Features of a token.
+    /// Features of a token that the buffers are made for.
     pub features: usize,
-    /// Buffers in use now.
+    /// Buffers that activations hold now.
     pub in_use: usize,
     /// Buffers in use and idle: the most that were in use at once.
     pub all: usize,
@@ -131,7 +131,7 @@ impl Pool {
         self.products() == Number::Bf16 && pair_level().is_some()
     }
 
-    /// Where its activations are.
+    /// The device that its activations are on.
     pub const fn device(&self) -> Device {
         self.device
     }
@@ -237,7 +237,7 @@ impl Pool {
 pub struct Unrounded<'a>(Vec<(&'a Pool, Number)>);
 
 impl<'a> Unrounded<'a> {
-    /// Begins with these pools.
+    /// Makes products of those of these pools that are on the CPU take float32.
     pub fn new(pools: impl IntoIterator<Item = &'a Arc<Pool>>) -> Self {
         let of_cpu = pools.into_iter().filter(|pool| pool.device() == Device::Cpu);
         let before: Vec<(&Pool, Number)> = of_cpu.map(|pool| (&**pool, pool.products())).collect();

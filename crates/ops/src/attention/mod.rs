@@ -81,7 +81,7 @@ pub struct Saved<'a> {
     pub k: &'a Activation,
     /// Values `[tokens, kv heads * v_head_dim]`.
     pub v: &'a Activation,
-    /// Sinks `[query heads]`.
+    /// The sink's logit of each head, `[query heads]`; `None` without sinks.
     pub sinks: Option<Floats<'a>>,
     /// The mixed values `[rows, query heads * v_head_dim]`.
     pub o: &'a Activation,

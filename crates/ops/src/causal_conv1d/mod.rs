@@ -24,9 +24,9 @@ pub const MAX_KERNEL: usize = 16;
 pub struct Conv<'a> {
     /// `[channels, kernel]`, the last of a channel for the token itself.
     pub weight: Floats<'a>,
-    /// `[channels]`.
+    /// Added to each channel, `[channels]`; `None`: nothing.
     pub bias: Option<Floats<'a>>,
-    /// Whether SiLU follows.
+    /// Whether the result is `silu(z)` and not `z`.
     pub silu: bool,
 }
 

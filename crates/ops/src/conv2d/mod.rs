@@ -17,17 +17,17 @@ use crate::gemm::{Init, Matrix, Store, Term, matmul};
 /// which a single frame meets the last plane alone: those before it see zeros.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel<'a> {
-    /// The numbers, not quantized.
+    /// The weights, `[out, in, side, side]` or with `planes` before the sides; not quantized.
     pub weight: Store<'a>,
-    /// `[out]`.
+    /// Added to each output channel, `[out]`.
     pub bias: Floats<'a>,
     /// Planes in time; 1 in two dimensions.
     pub planes: usize,
-    /// Rows and columns.
+    /// Rows of the kernel, and columns.
     pub side: usize,
 }
 
-/// Where a kernel stands.
+/// How far a kernel moves from place to place, and the zeros around the picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
     /// Places from one to the next, in both directions.

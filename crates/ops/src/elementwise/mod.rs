@@ -9,7 +9,7 @@ use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// `x = factor x`.
+/// Multiplies every value in place: `x = factor x`.
 pub fn scale(x: &mut Activation, factor: f32) {
     map(x, |x| x * factor, One { factor, addend: 0.0 });
 }
@@ -22,7 +22,7 @@ pub fn scale_tokens(x: &mut Activation, factors: &[f32]) {
     x.times(factors);
 }
 
-/// `factor x`.
+/// `factor x`, as a new activation.
 #[must_use]
 pub fn scaled(x: &Activation, factor: f32) -> Activation {
     let mut out = x.like();
@@ -38,7 +38,7 @@ pub fn add(y: &mut Activation, x: &Activation) {
     zip(y, x, |y, x| y + x, Both { a: 1.0, b: 1.0 });
 }
 
-/// `left - right`.
+/// `left - right`, as a new activation.
 #[must_use]
 pub fn sub(left: &Activation, right: &Activation) -> Activation {
     let mut out = left.copy();
@@ -56,7 +56,7 @@ pub fn axpby(a: f32, x: &Activation, b: f32, y: &mut Activation) {
     zip(y, x, |y, x| a * x + b * y, Both { a, b });
 }
 
-/// `y = x`.
+/// `y = x`: copies every value to an activation of the same shape.
 pub fn assign(y: &mut Activation, x: &Activation) {
     zip(y, x, |_, x| x, Both { a: 1.0, b: 0.0 });
 }

@@ -62,9 +62,9 @@ impl Heads {
 pub struct Inputs<'a> {
     /// q, k and v side by side, `[tokens, 2 key * key_dim + value * value_dim]`.
     pub qkv: &'a Activation,
-    /// `b`, `[tokens, value]`.
+    /// `b`, `[tokens, value]`: `beta = beta_max sigmoid(b)`.
     pub b: &'a Activation,
-    /// `a`, `[tokens, value]`.
+    /// `a`, `[tokens, value]`: `g = -exp(A_log) softplus(a + dt_bias)`.
     pub a: &'a Activation,
     /// `A_log`, `[value]`.
     pub a_log: Floats<'a>,
@@ -111,11 +111,11 @@ pub fn forward(
 /// The gradients of [`forward`]'s activations.
 #[derive(Debug)]
 pub struct Gradients {
-    /// Of q, k and v side by side.
+    /// The gradient of q, k and v side by side, in the shape of [`Inputs::qkv`].
     pub qkv: Activation,
-    /// Of `b`.
+    /// The gradient of `b`, `[tokens, value]`.
     pub b: Activation,
-    /// Of `a`; that of `dt_bias` is its sum over tokens.
+    /// The gradient of `a`, `[tokens, value]`; that of `dt_bias` is its sum over tokens.
     pub a: Activation,
     /// `[tokens, value]` in float32: that of `A_log` is its sum over tokens.
     pub a_log: Activation,

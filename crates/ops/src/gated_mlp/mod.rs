@@ -21,7 +21,7 @@ pub enum Gate {
     GeluTanh,
     /// `1 / (1 + exp(-x))`: the gate of an attention's output.
     Sigmoid,
-    /// `x`: a product.
+    /// `x`: the result is `gate * up`.
     Identity,
     /// `out = (up + 1) g sigmoid(alpha g)` with `g = min(gate, limit)` and `up` within `±limit`: gpt-oss. What is cut has no
     /// gradient.

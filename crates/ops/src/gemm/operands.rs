@@ -24,7 +24,7 @@ impl<'a, V: Into<Floats<'a>>> From<V> for Store<'a> {
 }
 
 impl Store<'_> {
-    /// Where its numbers are.
+    /// The device that its numbers are on.
     pub fn device(self) -> Device {
         match self {
             Self::F32(values) => values.device(),

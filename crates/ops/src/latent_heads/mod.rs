@@ -25,7 +25,7 @@ pub struct LatentHeads {
     pub nope: usize,
     /// Features of a key that turn.
     pub rope: usize,
-    /// Features of a value.
+    /// Features of a head's value.
     pub value: usize,
 }
 

@@ -43,7 +43,7 @@ enum Results {
 }
 
 impl Losses {
-    /// One for each token.
+    /// Reads the loss of each token; waits for a GPU.
     pub fn read(self) -> Vec<TokenLoss> {
         match self.0 {
             Results::Host(losses) => losses,
@@ -78,7 +78,7 @@ pub fn cross_entropy(logits: &mut Activation, targets: &[u32]) -> Losses {
 pub struct Terms {
     /// How much of a label's weight is spread over the whole vocabulary.
     pub smoothing: f32,
-    /// The factor of `logsumexp(logits)^2`.
+    /// The factor of z-loss, `logsumexp(logits)^2`.
     pub z: f32,
 }
 

@@ -49,7 +49,7 @@ impl Narrow {
         narrow
     }
 
-    /// What has its memory.
+    /// The activation in whose memory the rounded numbers lie.
     pub const fn memory(&mut self) -> &mut Activation {
         &mut self.halves
     }

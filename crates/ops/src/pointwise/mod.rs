@@ -10,7 +10,7 @@ mod tests;
 use crate::activation::Activation;
 use tunesmith_device::Device;
 
-/// An activation function.
+/// The activation function of a plain MLP, value by value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
     /// `x/2 (1 + erf(x / sqrt(2)))`: ViT, DINOv2, LLaVA's projector.
@@ -29,7 +29,7 @@ pub enum Function {
     Tanh,
 }
 
-/// `f(x)`, `[tokens, features]`.
+/// `y = f(x)`, as a new activation `[tokens, features]`.
 pub fn forward(function: Function, x: &Activation) -> Activation {
     let mut out = x.pool().blank(x.tokens(), x.features());
     match x.device() {

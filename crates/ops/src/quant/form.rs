@@ -17,9 +17,9 @@ pub struct Stored<T> {
 /// Numbers that matrices share: of the host, or of any device.
 #[derive(Debug, Clone)]
 pub enum Numbers<T> {
-    /// On the CPU.
+    /// A vector in the host's memory.
     Host(Arc<Vec<T>>),
-    /// Where the array is.
+    /// An array on any device.
     Array(Arc<Array<T>>),
 }
 
@@ -62,17 +62,17 @@ impl<T: Element> Stored<T> {
         self.all.view().slice(self.range.clone())
     }
 
-    /// How many there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// Where they are.
+    /// The device that the numbers are on.
     pub fn device(&self) -> Device {
         self.all.view().device()
     }

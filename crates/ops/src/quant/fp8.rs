@@ -3,10 +3,10 @@
 //! <https://arxiv.org/abs/2209.05433>.
 use std::sync::LazyLock;
 
-/// The largest number.
+/// The largest finite number of E4M3.
 pub const LARGEST: f32 = 448.0;
 
-/// What each code means.
+/// The number that each code stands for: `VALUES[code]`.
 pub static VALUES: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| value(code as u8)));
 
 fn value(code: u8) -> f32 {

@@ -97,7 +97,7 @@ impl Format {
         }
     }
 
-    /// The format in messages.
+    /// The format's name in messages, such as `8-bit integers in groups`.
     pub fn words(self) -> String {
         match self {
             Self::Fp8Tiles([rows, columns]) => format!("FP8 in blocks of {rows} x {columns}"),
@@ -146,7 +146,7 @@ pub struct Nested {
 }
 
 impl Scales {
-    /// The number of scales.
+    /// The number of scales: one for each block of the matrix.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(&self) -> usize {
         match self {
@@ -309,7 +309,7 @@ impl Eight {
     }
 }
 
-/// A quantized matrix.
+/// A matrix in 4 or 8 bits a number, with its scales.
 #[derive(Debug, Clone)]
 pub enum Quantized {
     /// Of 4 bits a number.

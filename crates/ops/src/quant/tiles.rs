@@ -70,15 +70,15 @@ pub struct TileForm {
 pub struct Integers {
     /// Codes of 4 bits, two a byte, the first in the high half; or of 8 bits, 128 less, signed.
     pub codes: Vec<u8>,
-    /// 4 or 8.
+    /// Bits of a code: 4 or 8.
     pub bits: usize,
-    /// Numbers of a row.
+    /// Columns of the matrix: the numbers of a row.
     pub width: usize,
     /// Numbers of a row that share a scale.
     pub group: usize,
     /// A scale for each group, row by row.
     pub scales: Vec<f32>,
-    /// Their zeros.
+    /// What is subtracted from the codes: one number for all of them, or one for each group, row by row.
     pub zeros: Zeros<Vec<u8>>,
     /// The group of each column, where columns were sorted.
     pub groups: Option<Vec<u32>>,
@@ -218,7 +218,7 @@ impl Tiled {
         Self::fp8(codes, width, tile, scales.concat())
     }
 
-    /// How it is coded.
+    /// How its numbers are coded: FP8, or integers of 4 or 8 bits.
     pub const fn format(&self) -> Format {
         self.format
     }

@@ -6,7 +6,7 @@ use tunesmith_device::{Device, FloatBuffer};
 /// The sizes of a mixer's state: a matrix of each head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Heads that have one.
+    /// Heads, each with a state `[rows, columns]`.
     pub heads: usize,
     /// The width of what a token reads a state with.
     pub rows: usize,
@@ -35,7 +35,7 @@ pub struct State {
 }
 
 impl State {
-    /// Of zeros.
+    /// States of zeros on `device`: those before a text's first token.
     pub fn new(device: Device, shape: Shape) -> Self {
         let floats = match device {
             Device::Cpu | Device::Meta => shape.heads * shape.floats(),
@@ -49,7 +49,7 @@ impl State {
         self.shape
     }
 
-    /// Bytes of its numbers.
+    /// Bytes of all heads' states, without what the CPU pads them with.
     pub const fn bytes(&self) -> usize {
         self.shape.heads * self.shape.rows * self.shape.columns * size_of::<f32>()
     }

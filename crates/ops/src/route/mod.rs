@@ -60,7 +60,7 @@ pub struct Router {
 pub enum Scores {
     /// A softmax over all experts.
     Softmax,
-    /// A sigmoid each.
+    /// A sigmoid of each expert's logit for itself.
     Sigmoid,
 }
 
@@ -217,7 +217,7 @@ impl Routing {
         dy
     }
 
-    /// Zeros, for [`Routing::set_weight_gradient`].
+    /// The gradients of all experts' weights, zero until [`Routing::set_weight_gradient`] sets them.
     pub fn weight_gradients(&self) -> WeightGradients {
         WeightGradients(vec![0.0; self.scores.len()])
     }
@@ -269,7 +269,7 @@ impl Routing {
 pub struct SigmoidGate(Vec<f32>);
 
 impl SigmoidGate {
-    /// Of `logits [tokens, 1]`.
+    /// The factors of `logits [tokens, 1]`; zeros on the meta device.
     pub fn new(logits: &Activation) -> Self {
         match logits.device() {
             Device::Cpu | Device::Cuda(_) => Self(cpu::sigmoid(logits)),

@@ -5,7 +5,7 @@ use super::Simd;
 #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
 use std::arch::aarch64::*;
 
-/// Four 4-lane registers.
+/// The 16 lanes of [`Simd`] in four 4-lane registers of NEON.
 #[derive(Debug, Clone, Copy)]
 pub struct Neon;
 

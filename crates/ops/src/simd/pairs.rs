@@ -47,7 +47,7 @@ pub trait PairLanes: TileLanes<Sum = <Self::Wide as Simd>::V> {
     unsafe fn pair_neighbours(from: *const f32) -> Self::Sum;
 }
 
-/// Pairs in plain arrays.
+/// The pairs of [`PairLanes`] in plain arrays, on any processor.
 #[derive(Debug, Clone, Copy)]
 pub struct PortablePairs;
 

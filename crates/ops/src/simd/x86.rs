@@ -6,7 +6,7 @@ use super::{Number, PairLanes, Simd, TileLanes, prefetch, turn};
 #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
 use std::arch::x86_64::*;
 
-/// Two 8-lane registers.
+/// The 16 lanes of [`Simd`] in two 8-lane registers of AVX2.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx2;
 
@@ -262,7 +262,7 @@ pub(super) unsafe fn eight_bf16(from: *const u16) -> __m256 {
     }
 }
 
-/// One 16-lane register.
+/// The 16 lanes of [`Simd`] in one register of AVX-512.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx512;
 

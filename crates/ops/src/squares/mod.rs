@@ -24,9 +24,9 @@ pub fn sum(x: Floats<'_>) -> f64 {
 /// Gradients in a GPU's memory, as a run keeps them.
 #[derive(Debug, Clone, Copy)]
 pub enum Gradients<'a> {
-    /// In float32.
+    /// Gradients in float32.
     F32(Floats<'a>),
-    /// In bfloat16.
+    /// Gradients in bfloat16.
     Bf16(Slice<'a, bf16>),
 }
 

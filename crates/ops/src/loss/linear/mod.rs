@@ -29,7 +29,7 @@ pub fn chunk_tokens(outputs: usize, device: Device) -> usize {
     (bytes / (outputs * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
 }
 
-/// `logits = cap(W h)`.
+/// A linear head, `logits = cap(W h)`, and the pool for its logits.
 #[derive(Debug, Clone, Copy)]
 pub struct Projection<'a> {
     /// W, `[outputs, hidden]`.
@@ -45,7 +45,7 @@ pub struct Projection<'a> {
 /// What is minimised beside plain cross-entropy.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Objective<'a> {
-    /// Label smoothing and z-loss.
+    /// The strengths of label smoothing and of z-loss.
     pub terms: Terms,
     /// The loss is the squared error of one number; targets are the bits of numbers.
     pub squared: bool,
@@ -56,20 +56,20 @@ pub struct Objective<'a> {
 /// Where the gradient of `W` is added.
 #[derive(Debug)]
 pub enum WeightGradient<'a> {
-    /// `W` is frozen.
+    /// Nowhere: `W` is frozen.
     None,
-    /// `[outputs, hidden]`.
+    /// To a gradient of all of `W`, `[outputs, hidden]`.
     Whole(FloatsMut<'a>),
     /// Of the rows `ids` alone: `[ids.len(), hidden]`.
     Rows {
-        /// Trained rows of `W`.
+        /// The rows of `W` that are trained.
         ids: &'a [u32],
-        /// Their gradients.
+        /// The gradients of these rows, `[ids.len(), hidden]`.
         gradients: FloatsMut<'a>,
     },
 }
 
-/// The result of [`Projection::forward_backward`].
+/// The losses of a head's rows, and the gradient of its input ([`Projection::forward_backward`]).
 #[derive(Debug)]
 pub struct LossGradient {
     /// The rows' plain losses, each with its weight.
