@@ -43,7 +43,7 @@ pub struct AltUp {
     /// Of the active stream, before it gates the block's own embedding.
     pub output_scale: Gained,
     pub per_layer: PerLayerGate,
-    /// On the gated embedding.
+    /// The norm on the block's own embedding, gated and projected.
     pub per_layer_norm: Norm,
     /// In the first block: makes the other streams.
     pub begin: Option<Projected>,
@@ -55,9 +55,9 @@ pub struct AltUp {
 #[derive(Debug)]
 pub struct Router {
     pub norm: Norm,
-    /// From `hidden` to `streams`.
+    /// From `hidden` features to one number for each stream.
     pub linear: Linear,
-    /// Factor behind the norm.
+    /// The factor `s` on what the norm gives.
     pub scale: f32,
 }
 

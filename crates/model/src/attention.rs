@@ -19,7 +19,7 @@ pub struct Attention {
     pub qkv: Qkv,
     /// The norm on q, and over how many groups of features.
     pub q_norm: Option<(Norm, usize)>,
-    /// The same for k.
+    /// The norm on k, and over how many groups of features.
     pub k_norm: Option<(Norm, usize)>,
     /// The norm on v, whose gain is one, and over how many groups of features.
     pub v_norm: Option<(Norm, usize)>,
@@ -50,14 +50,14 @@ pub enum Qkv {
     KeysAsValues(Projections<2>),
     /// A projection to queries, and the keys and values of the attention of that number, which comes earlier.
     Shared(Projections<1>, usize),
-    /// Projections from latents.
+    /// Projections from latents: multi-head latent attention.
     Latent(Box<Latent>),
 }
 
 /// Where the gate on the mixed values comes from.
 #[derive(Debug)]
 pub enum OutputGate {
-    /// There is none.
+    /// There is no gate.
     None,
     /// The first projection has it beside each head's query.
     Beside,

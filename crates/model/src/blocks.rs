@@ -121,7 +121,7 @@ impl Blocks {
         Self { all: blocks, first_segment, lowest, checkpointing, narrow, offloads: false, tiles: None }
     }
 
-    /// How many there are.
+    /// The number of blocks.
     pub const fn len(&self) -> usize {
         self.all.len()
     }

@@ -32,7 +32,7 @@ pub struct Branch {
     pub laurel: Option<Box<Laurel>>,
 }
 
-/// What a branch computes.
+/// The module of a branch, behind its norm.
 #[derive(Debug)]
 pub enum Part {
     /// The only part that can give an output for some tokens only.
@@ -75,7 +75,7 @@ impl Gained {
         Self { gain, ones }
     }
 
-    /// `gain v`.
+    /// `gain v`, feature by feature: `[tokens, features]`.
     pub fn times(&self, pass: &Pass<'_>, v: &Activation) -> Activation {
         feature_scale::times(v, self.gain.view(pass.values).vector())
     }

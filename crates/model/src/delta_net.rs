@@ -18,9 +18,9 @@ pub struct DeltaNet {
     pub in_proj: InProj,
     /// Of the convolution, `[features of q, k and v, 1, kernel]`.
     pub conv: Weight,
-    /// `[value heads]`.
+    /// `A_log`, `[value heads]`: the decay is `-exp(A_log) softplus(a + dt_bias)`, as a logarithm.
     pub a_log: Weight,
-    /// `[value heads]`.
+    /// `dt_bias`, `[value heads]`: added to `a` before its softplus.
     pub dt_bias: Weight,
     /// On each head of the rule's output.
     pub norm: Norm,
@@ -183,7 +183,7 @@ impl DeltaNet {
         Saved { projected, o, rstd, extra }
     }
 
-    /// What `out_proj` takes.
+    /// The input of `out_proj`: SiLU of z times the normed output of the rule.
     pub fn middle(&self, pass: &Pass<'_>, saved: &Saved) -> Activation {
         let normed = self.norm.again(pass, &saved.o, &saved.rstd);
         gated_mlp::forward(Gate::Silu, &saved.projected[1], &normed)

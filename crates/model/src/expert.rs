@@ -56,7 +56,7 @@ impl Expert {
         gated.into_iter().flat_map(Mlp::linears).chain(plain.into_iter().flat_map(PlainMlp::linears))
     }
 
-    /// The last projection.
+    /// The projection from its hidden layer to its output.
     pub const fn down(&self) -> &Linear {
         match self {
             Self::Gated(mlp) => &mlp.down,

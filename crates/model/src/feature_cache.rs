@@ -35,7 +35,7 @@ pub struct FeatureCache {
     places: HashMap<String, Vec<usize>>,
     /// Files that cannot be read.
     unreadable: usize,
-    /// Not written yet.
+    /// Features that are not written yet, by content.
     pending: Vec<(String, Vec<f32>)>,
     pending_bytes: usize,
 }
@@ -89,7 +89,7 @@ impl FeatureCache {
         }
     }
 
-    /// The folder.
+    /// The folder that holds the files of features.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

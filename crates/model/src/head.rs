@@ -26,7 +26,7 @@ pub struct Head {
     pub pool: Arc<Pool>,
 }
 
-/// The result of [`Head::forward_backward`].
+/// The losses of the labelled rows and the gradient of the head's input ([`Head::forward_backward`]).
 #[derive(Debug)]
 pub struct HeadResult {
     /// The rows' losses, and which targets were the most probable ones.

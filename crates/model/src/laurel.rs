@@ -14,9 +14,9 @@ use tunesmith_ops::elementwise;
 pub struct Laurel {
     /// From `hidden` to the rank.
     pub left: Linear,
-    /// Back to `hidden`.
+    /// From the rank back to `hidden`.
     pub right: Linear,
-    /// On what `right` gives.
+    /// The norm on what `right` gives.
     pub norm: Norm,
 }
 

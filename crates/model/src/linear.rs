@@ -58,7 +58,7 @@ impl<'a> Input<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
     pub linear: &'a Linear,
-    /// `[tokens, in_features]`.
+    /// The input `[tokens, in_features]`.
     pub x: &'a Activation,
     /// Added to the output: `[tokens, out_features]`.
     pub residual: Option<&'a Activation>,
@@ -81,7 +81,7 @@ pub struct LowRank<'a> {
     /// B `[out_features, rank]`.
     pub b: Matrix<'a>,
     pub rank: usize,
-    /// The factor s.
+    /// The factor s of `B (s A x)`.
     pub scale: f32,
     /// What x goes through before A.
     pub dropout: Option<Dropout<'a>>,

@@ -19,13 +19,13 @@ pub struct Mamba {
     pub in_proj: Projections<3>,
     /// Of the convolution, `[features of x, B and C, 1, kernel]`.
     pub conv: Weight,
-    /// `[features of x, B and C]`.
+    /// The convolution's bias, `[features of x, B and C]`.
     pub conv_bias: Option<Weight>,
-    /// `[heads]`.
+    /// `A_log`, `[heads]`: over a time step `t` a state decays by `exp(-exp(A_log) t)`.
     pub a_log: Weight,
-    /// `[heads]`.
+    /// `D`, `[heads]`: the output has `D x` beside what comes from the state.
     pub d: Weight,
-    /// `[heads]`.
+    /// `dt_bias`, `[heads]`: added to dt before its softplus.
     pub dt_bias: Weight,
     /// On the gated output, a group at a time, with a weight for each feature.
     pub norm: Norm,
@@ -133,7 +133,7 @@ impl Mamba {
         Saved { projected, y, rstd, extra }
     }
 
-    /// What `out_proj` takes.
+    /// The input of `out_proj`: the norm of SiLU of z times the state space's output.
     pub fn middle(&self, pass: &Pass<'_>, saved: &Saved) -> Activation {
         let gated = gated_mlp::forward(Gate::Silu, &saved.projected[0], &saved.y);
         self.norm.again(pass, &gated, &saved.rstd)

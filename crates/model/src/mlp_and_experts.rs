@@ -18,7 +18,7 @@ use tunesmith_ops::elementwise;
 #[derive(Debug)]
 pub struct MlpAndExperts {
     pub mlp: Mlp,
-    /// On the MLP's output.
+    /// The norm on the MLP's output.
     pub mlp_norm: Norm,
     /// Of what the router takes: its gain is the router's scale.
     pub router_norm: Norm,
@@ -27,7 +27,7 @@ pub struct MlpAndExperts {
     /// Of what the experts take.
     pub experts_norm: Norm,
     pub moe: Moe,
-    /// On the experts' output.
+    /// The norm on the experts' output.
     pub moe_norm: Norm,
 }
 

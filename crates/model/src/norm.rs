@@ -21,7 +21,7 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Its weights.
+    /// The gain, and the bias of a `LayerNorm`.
     pub fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
         std::iter::once(&mut self.weight).chain(&mut self.bias)
     }

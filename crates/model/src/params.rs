@@ -7,7 +7,7 @@ use tunesmith_device::{Device, FloatBuffer, Floats, FloatsMut};
 pub struct ParamSpec {
     /// Hugging Face's tensor name, or `<module>.lora_A.weight` / `<module>.lora_B.weight`.
     pub name: String,
-    /// The shape, row-major.
+    /// The tensor's sizes; its values lie row-major.
     pub shape: Vec<usize>,
     /// Where it starts, in floats.
     pub offset: usize,

@@ -22,7 +22,7 @@ use tunesmith_ops::{elementwise, embedding};
 /// What makes the embeddings of all blocks.
 #[derive(Debug)]
 pub struct PerLayer {
-    /// `[vocabulary, blocks * width]`.
+    /// The table of all blocks' embeddings, `[vocabulary, blocks * width]`.
     pub table: Weight,
     /// From the stream's embedding to `blocks * width` features.
     pub projection: Linear,
@@ -107,11 +107,11 @@ impl PerLayer {
 pub struct PerLayerGate {
     /// From `hidden` to `width` features.
     pub gate: Linear,
-    /// Back to `hidden`.
+    /// From `width` features back to `hidden`.
     pub projection: Linear,
     /// What the gate goes through.
     pub act: Gate,
-    /// The block.
+    /// The block's number, from 0: whose part of all blocks' embeddings it takes.
     pub block: usize,
 }
 

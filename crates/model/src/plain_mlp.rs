@@ -10,7 +10,7 @@ use tunesmith_ops::pointwise::{self, Function};
 pub struct PlainMlp {
     pub fc1: Linear,
     pub fc2: Linear,
-    /// Between the two.
+    /// The activation between the two modules.
     pub function: Function,
 }
 

@@ -3,7 +3,7 @@ use tunesmith_config::Quantization;
 use tunesmith_config::stored_format::Layout;
 use tunesmith_ops::quant::Format;
 
-/// How matrices are quantized.
+/// How a base's matrices are quantized: the format, and whether the scales are quantized too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct How {
     /// NF4, FP4, int8 or FP8; or that of a maker, which only its files have.

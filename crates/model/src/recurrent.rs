@@ -17,7 +17,7 @@ pub struct Recurrent {
 }
 
 impl Recurrent {
-    /// Bytes of its numbers.
+    /// Bytes of the convolution's last inputs and of the state.
     pub fn bytes(&self) -> usize {
         let last =
             self.last.as_ref().map_or(0, |last| last.tokens() * last.features() * last.number().bytes() as usize);

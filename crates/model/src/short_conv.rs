@@ -13,9 +13,9 @@ use tunesmith_ops::gated_mlp::{self, Gate};
 #[derive(Debug)]
 pub struct ShortConv {
     pub in_proj: Projections<3>,
-    /// `[hidden, 1, kernel]`.
+    /// The convolution's weight, `[hidden, 1, kernel]`.
     pub weight: Weight,
-    /// `[hidden]`.
+    /// The convolution's bias, `[hidden]`.
     pub bias: Option<Weight>,
     pub out_proj: Linear,
     pub kernel: usize,

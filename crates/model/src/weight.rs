@@ -61,7 +61,7 @@ impl Frozen {
         }
     }
 
-    /// Where they are.
+    /// The device that they are on.
     pub(super) fn device(&self) -> Device {
         self.store().device()
     }

@@ -18,7 +18,7 @@ use tunesmith_plan::memory::Footprint;
 pub struct Rank {
     /// Rows of A and columns of B.
     pub r: usize,
-    /// The numerator of `scale`.
+    /// The adapter's `alpha`: the numerator of `scale`.
     pub alpha: f64,
     /// `alpha / r` or `alpha / sqrt(r)`.
     pub scale: f32,

@@ -149,7 +149,7 @@ pub fn set_norm(row: &mut [f32], magnitude: f32) {
     }
 }
 
-/// `||W_j||²` of each row.
+/// `||W_j||²` of each row j of the weight, `[out_features]`.
 pub fn row_squares(weight: &Weight, values: Floats<'_>, in_features: usize) -> Vec<f64> {
     let (view, mut row) = (weight.view(values.into()), vec![0.0f32; in_features]);
     let store = view.store();

@@ -52,7 +52,7 @@ pub enum Saved {
     Merger(Box<MergerSaved>),
 }
 
-/// What [`Merger`] keeps.
+/// What a [`Merger`] keeps for backward.
 #[derive(Debug)]
 pub struct MergerSaved {
     /// The norm's input, where that is not the connector's, and its statistics.

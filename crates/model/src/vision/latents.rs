@@ -18,14 +18,14 @@ const GROUP_EPS: f32 = 1e-6;
 #[derive(Debug)]
 pub struct LatentEncoder {
     pub layers: Vec<Layer>,
-    /// Features of a latent.
+    /// Features of a latent: half of those that the last layer gives.
     pub latent: usize,
     /// Of float32, whatever the run computes in: 16 bits lose too much between so many convolutions. Activations have as many sizes as
     /// there are of a picture on its way.
     pub pool: Arc<Pool>,
 }
 
-/// As [`tunesmith_config::vision::LatentLayer`] describes it.
+/// A layer of a [`LatentEncoder`], as [`tunesmith_config::vision::LatentLayer`] describes it.
 #[derive(Debug)]
 pub enum Layer {
     Convolution(Convolution),

@@ -7,9 +7,9 @@ use tunesmith_ops::elementwise;
 /// Which rows of a flat stream are pictures'.
 #[derive(Debug, Default)]
 pub(crate) struct Splice {
-    /// Those of pictures, rising.
+    /// The rows of pictures, rising.
     pub(crate) images: Vec<usize>,
-    /// All others, rising.
+    /// The rows of all other tokens, rising.
     pub(crate) texts: Vec<usize>,
 }
 

@@ -17,9 +17,9 @@ use tunesmith_vision::Tile;
 #[derive(Debug)]
 pub struct Stem {
     pub patch: Linear,
-    /// `[hidden]`.
+    /// The class token's embedding, `[hidden]`.
     pub class_token: Option<Weight>,
-    /// `[registers, hidden]`.
+    /// The register tokens' embeddings, `[registers, hidden]`.
     pub registers: Option<Weight>,
     /// `[positions, hidden]`: the class token's, then those of patches, row by row.
     pub positions: Option<Weight>,

@@ -7,7 +7,7 @@ use tunesmith_vision::{Pixels, Tile};
 pub struct Tiles(Vec<Tile>);
 
 impl Tiles {
-    /// Those of `pictures`.
+    /// The tiles of `pictures`, in their order.
     pub fn of<'a>(pictures: impl IntoIterator<Item = &'a Pixels>) -> Self {
         Self(pictures.into_iter().flat_map(|pixels| pixels.tiles.iter().copied()).collect())
     }
@@ -50,7 +50,7 @@ impl Tiles {
         self.cu_seqlens(prefix).windows(2).flat_map(|ends| ends[0] + prefix..ends[1]).collect()
     }
 
-    /// The class tokens.
+    /// The first token of each tile, which is its class token where it has one.
     pub fn class_rows(&self, prefix: usize) -> Vec<usize> {
         let mut starts = self.cu_seqlens(prefix);
         starts.pop();

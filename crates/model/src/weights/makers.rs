@@ -51,7 +51,7 @@ pub type Recoded = (Quantized, [(String, Vec<u8>); 2]);
 pub struct MakersPart {
     /// Its name in the files of the language model.
     pub name: String,
-    /// Its shape.
+    /// Its shape in the files.
     pub shape: Vec<usize>,
     /// How many numbers of which dtype, for [`WeightFiles::write_makers_part`].
     pub numbers: Numbers<'static>,

@@ -308,7 +308,7 @@ impl Stacking {
 pub struct StackedTensor {
     /// Its name in files of Transformers.
     pub name: String,
-    /// Its shape there.
+    /// Its shape in the files; the first size is the number of experts.
     pub shape: Vec<usize>,
     /// Of each expert the names of its parts here.
     pub experts: Vec<Vec<String>>,
