@@ -74,7 +74,7 @@ impl<T: Element> Array<T> {
         copy
     }
 
-    /// `len` zeros.
+    /// `len` zeros in the device's memory.
     pub fn zeros(device: Device, len: usize) -> Self {
         match device {
             Device::Cpu => Self(Memory::Host(vec![T::default(); len])),
@@ -148,7 +148,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// The number of elements.
+    /// The number of elements, on any device.
     pub const fn len(&self) -> usize {
         match &self.0 {
             Memory::Host(values) => values.len(),
@@ -157,7 +157,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// Whether it is empty.
+    /// Whether it has no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -171,7 +171,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// All numbers, to read.
+    /// Borrows all numbers, to read.
     pub fn view(&self) -> Slice<'_, T> {
         match &self.0 {
             Memory::Host(values) => Slice::of_host(values.as_slice()),
@@ -207,12 +207,12 @@ impl<T: Element> Array<T> {
         self.view_mut().slice(range)
     }
 
-    /// As [`Slice::to_host`].
+    /// All numbers on the host: borrowed on the CPU, copied from a GPU, zeros from the meta device.
     pub fn to_host(&self) -> Cow<'_, [T]> {
         self.view().to_host()
     }
 
-    /// As [`Slice::read`].
+    /// Copies all numbers to the host; zeros from the meta device.
     pub fn read(&self) -> Vec<T> {
         self.view().read()
     }

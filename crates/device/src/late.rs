@@ -25,7 +25,7 @@ impl<T> Late<T> {
         self.0.is_ready()
     }
 
-    /// Waits for the value.
+    /// Waits for the value and returns it.
     pub fn wait(self) -> T {
         self.0.wait()
     }

@@ -30,12 +30,12 @@ impl Queue {
         Ok(Self { ordinal, stream: Stream::new(&gpu::context(ordinal))? })
     }
 
-    /// The GPU's number.
+    /// The GPU's number, as in `cuda:0`.
     pub const fn ordinal(&self) -> u8 {
         self.ordinal
     }
 
-    /// Its stream.
+    /// The stream that its work runs on.
     pub const fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }

@@ -94,10 +94,10 @@ const SWAPPED: usize = 1 << 20;
 
 /// Borrowed f32, such as a weight or gradients.
 pub type Floats<'a> = Slice<'a, f32>;
-/// Borrowed f32 to write.
+/// Borrowed f32 to write, such as a result or gradients.
 pub type FloatsMut<'a> = SliceMut<'a, f32>;
 
-/// Borrowed numbers.
+/// Numbers borrowed for reading, one dimension, on any device.
 #[derive(Debug, Clone, Copy)]
 pub struct Slice<'a, T>(Numbers<'a, T>);
 
@@ -154,7 +154,7 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no numbers.
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
@@ -213,7 +213,7 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// Where they are.
+    /// The device that they are on.
     pub const fn device(self) -> Device {
         match self.0 {
             Numbers::Host(_) => Device::Cpu,
@@ -246,7 +246,7 @@ impl<'a, T: Element> From<&'a Vec<T>> for Slice<'a, T> {
     }
 }
 
-/// Numbers borrowed for writing.
+/// Numbers borrowed for writing, one dimension, on any device.
 #[derive(Debug)]
 pub struct SliceMut<'a, T>(NumbersMut<'a, T>);
 
@@ -296,17 +296,17 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no numbers.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where they are.
+    /// The device that they are on.
     pub const fn device(&self) -> Device {
         self.view().device()
     }
 
-    /// The numbers, to read.
+    /// Borrows the numbers, to read.
     pub const fn view(&self) -> Slice<'_, T> {
         match &self.0 {
             NumbersMut::Host(values) => Slice(Numbers::Host(values)),
@@ -353,7 +353,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Reborrows them.
+    /// The same numbers, borrowed for writing for a shorter time.
     pub const fn reborrow(&mut self) -> SliceMut<'_, T> {
         match &mut self.0 {
             NumbersMut::Host(values) => SliceMut(NumbersMut::Host(values)),
@@ -385,7 +385,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         self.copy_from(host.into());
     }
 
-    /// Sets them to zero.
+    /// Sets all of them to zero.
     pub fn zero(self) {
         match self.0 {
             NumbersMut::Host(values) => values.fill(T::default()),

@@ -23,7 +23,7 @@ pub enum Number {
 }
 
 impl Number {
-    /// `cudaDataType_t`.
+    /// Its `cudaDataType_t`.
     const fn code(self) -> c_int {
         match self {
             Self::F32 => 0,
@@ -41,7 +41,7 @@ impl Number {
         }
     }
 
-    /// Bytes of one.
+    /// Bytes of one number.
     pub const fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
@@ -53,7 +53,7 @@ impl Number {
 /// A type of products' operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OperandType {
-    /// One that activations have.
+    /// A type that activations have.
     Number(Number),
     /// FP8 with four bits of exponent. Only for A and B of a product whose A is transposed and B is not; addresses and
     /// strides are multiples of 16. From compute capability 8.9 on.
@@ -87,7 +87,7 @@ impl OperandType {
 /// A column-major matrix in a GPU's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand {
-    /// Its address.
+    /// The address of its first number in the GPU's memory.
     pub address: u64,
     /// The type of its numbers.
     pub number: OperandType,
@@ -113,13 +113,13 @@ pub struct Product {
     pub alpha: f32,
     /// The factor of C; with 0, C is not read.
     pub beta: f32,
-    /// The left matrix.
+    /// The left operand A.
     pub a: Operand,
-    /// The right matrix.
+    /// The right operand B.
     pub b: Operand,
     /// What is added; it may be D itself.
     pub c: Operand,
-    /// The result.
+    /// Where the result D is written.
     pub d: Operand,
     /// The number of products in the batch.
     pub batch: u32,

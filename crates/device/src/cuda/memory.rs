@@ -43,7 +43,7 @@ impl Memory {
         Ok(Self { address, bytes, stream: Arc::clone(stream) })
     }
 
-    /// Its address.
+    /// Its address in the GPU's memory.
     pub const fn address(&self) -> u64 {
         self.address
     }
@@ -104,13 +104,13 @@ impl PinnedMemory {
         Ok(Self { start: start.cast(), bytes, context: Arc::clone(context) })
     }
 
-    /// The bytes.
+    /// All bytes, to read.
     pub const fn as_slice(&self) -> &[u8] {
         // SAFETY: so many bytes, initialised by `new`, are there as long as this lives.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// The bytes, to write.
+    /// All bytes, to write.
     pub const fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`; the borrow for writing makes this the only way to them.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }

@@ -77,7 +77,7 @@ impl Drop for Loaded {
     }
 }
 
-/// A kernel.
+/// A kernel of a loaded module, which it keeps loaded.
 #[derive(Debug, Clone)]
 pub struct Function {
     handle: Handle,
@@ -175,7 +175,7 @@ impl Function {
         driver.check("cuLaunchKernel", code).map_err(|error| error.context(format!("kernel {}", self.name)))
     }
 
-    /// Its module.
+    /// The module that the kernel is in.
     pub const fn module(&self) -> &Module {
         &self.module
     }

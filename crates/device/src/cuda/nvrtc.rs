@@ -48,12 +48,12 @@ impl Source {
         self.number
     }
 
-    /// Its name.
+    /// Its name in the compiler's messages; no other source has it.
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its text.
+    /// The text that the compiler gets, without its headers.
     pub const fn text(&self) -> &'static str {
         self.text
     }

@@ -38,7 +38,7 @@ impl Stream {
         self.handle
     }
 
-    /// The GPU's context.
+    /// The context of the GPU that the stream belongs to.
     pub const fn context(&self) -> &Arc<Context> {
         &self.context
     }
