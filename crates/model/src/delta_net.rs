@@ -18,7 +18,7 @@ pub struct DeltaNet {
     pub in_proj: InProj,
     /// Of the convolution, `[features of q, k and v, 1, kernel]`.
     pub conv: Weight,
-    /// `A_log`, `[value heads]`: the decay is `-exp(A_log) softplus(a + dt_bias)`, as a logarithm.
+    /// `A_log`, `[value heads]`: the logarithm of the decay is `-exp(A_log) softplus(a + dt_bias)`.
     pub a_log: Weight,
     /// `dt_bias`, `[value heads]`: added to `a` before its softplus.
     pub dt_bias: Weight,
