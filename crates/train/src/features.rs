@@ -38,13 +38,13 @@ pub enum Compute {
 /// The features of a run's pictures.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptFeatures {
-    /// Different pictures.
+    /// Number of different pictures, by content.
     pub pictures: usize,
     /// Those whose features were computed now.
     pub computed: usize,
-    /// Of all features.
+    /// Bytes of all features, at 4 bytes a number.
     pub bytes: u64,
-    /// Where they are.
+    /// The folder of the cache that holds them; empty for a prediction, which opens none.
     pub dir: PathBuf,
 }
 

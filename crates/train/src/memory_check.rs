@@ -58,7 +58,7 @@ impl StepMemory {
 pub struct LargestStep {
     /// Tokens of its largest pass; all have a label.
     pub tokens: usize,
-    /// The predicted memory.
+    /// The memory that formulas predict for it.
     pub predicted: StepMemory,
     /// The memory counted by the allocator; `None` if the step does not fit.
     pub measured: Option<StepMemory>,

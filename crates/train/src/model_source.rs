@@ -73,7 +73,7 @@ pub struct ModelSource {
     pub kept: Arc<Tensors>,
     /// Reads the pictures of rows; `None` without an image encoder.
     pub pictures: Option<Arc<dyn Pictures>>,
-    /// The same.
+    /// The reader behind `pictures`, in its own type.
     pub(super) run_pictures: Option<Arc<RunPictures>>,
     config: Config,
 }

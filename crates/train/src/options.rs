@@ -27,7 +27,7 @@ pub struct Summary {
     pub seconds: f64,
     /// Optimizer steps of this process, without those before a resume.
     pub steps: u64,
-    /// Tokens of these steps.
+    /// Tokens of the effective batches of these steps.
     pub tokens: u64,
     /// Tokens divided by the wall time of the steps only.
     pub tokens_per_second: f64,
@@ -42,7 +42,7 @@ pub struct Summary {
 /// How to try a run's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// An example prompt.
+    /// An example prompt: that of the first held-out row, if it has one.
     pub row: question::Question,
     /// Whether the model has a classification head, so that it returns labels or a number instead of text.
     pub scores: bool,

@@ -50,7 +50,7 @@ pub(crate) struct Computed {
 }
 
 impl RunPictures {
-    /// Of these files.
+    /// Reads the pictures of these files; until their features are computed, it gives their pixels.
     pub fn new(files: PictureFiles) -> Self {
         let source = PictureSource { files: Arc::new(files), computed: OnceLock::new() };
         Self { source: Arc::new(source), ahead: Mutex::new(None), note: Mutex::default() }

@@ -169,7 +169,7 @@ impl When {
     }
 }
 
-/// Validation during training.
+/// When a run validates, on batches of which size, and which metric decides.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvaluationPlan {
     pub when: When,
@@ -194,7 +194,7 @@ pub struct MetricPlan {
     pub greater_is_better: bool,
 }
 
-/// `train.predict_with_generate`.
+/// How validation generates answers and scores them (`train.predict_with_generate`).
 #[derive(Debug, Clone, Serialize)]
 pub struct EvalGenerationPlan {
     #[serde(serialize_with = "debug")]

@@ -76,7 +76,7 @@ pub struct Session<'a> {
 /// Work and times of this process, without the steps before a resume.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Done {
-    /// Where the model was.
+    /// The device that the model was loaded on.
     pub device: Device,
     pub steps: u64,
     pub tokens: u64,

@@ -33,11 +33,11 @@ pub struct StepStats {
 /// A step of a run whose results are not recorded yet, with what was known when it ended.
 #[derive(Debug)]
 pub struct UnsettledStep {
-    /// Its results.
+    /// The results of the step, which a GPU may deliver later.
     pub stats: Late<StepStats>,
-    /// Its learning rate.
+    /// The learning rate of the step.
     pub learning_rate: f64,
-    /// Its wall time.
+    /// The wall time of the step.
     pub took: Duration,
     /// The most memory that the process had held by then, in bytes.
     pub peak_bytes: u64,

@@ -20,7 +20,7 @@ use tunesmith_vision::Processor;
 /// What a model needs to see pictures.
 #[derive(Debug, Clone)]
 pub struct Sight {
-    /// For [`tunesmith_config::arch::Arch::vision`].
+    /// The image encoder and connector, for [`tunesmith_config::arch::Arch::vision`].
     pub arch: Arc<VisionArch>,
     /// Reads pictures as the encoder wants them.
     pub(crate) run_pictures: Arc<RunPictures>,
@@ -29,11 +29,11 @@ pub struct Sight {
 /// The model that is to see.
 #[derive(Debug, Clone, Copy)]
 pub struct Seer<'a> {
-    /// Its folder.
+    /// The model's folder.
     pub dir: &'a Path,
     /// The folder of its tokenizer, which may be an adapter's.
     pub tokenizer: &'a Path,
-    /// Its width.
+    /// Features of a row of the decoder: its `hidden_size`.
     pub hidden_size: usize,
 }
 

@@ -7,17 +7,17 @@ use tunesmith_config::{Auto, Checkpointing, ConfigValue as _, TrainConfig};
 /// The configured sizes; those that are `auto` are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchRequest {
-    /// `train.batch_size`.
+    /// Rows of a micro-batch: `train.batch_size`.
     pub batch_size: Auto<usize>,
-    /// `train.grad_accum`.
+    /// Micro-batches of an optimizer step on each rank: `train.grad_accum`.
     pub grad_accum: Auto<usize>,
-    /// `train.gradient_checkpointing`.
+    /// Which activations blocks save for the backward pass: `train.gradient_checkpointing`.
     pub checkpointing: Checkpointing,
-    /// `train.max_tokens_per_pass`.
+    /// Maximum tokens of a forward pass: `train.max_tokens_per_pass`.
     pub max_tokens_per_pass: Option<usize>,
-    /// `train.effective_batch`.
+    /// Rows of an optimizer step over all ranks: `train.effective_batch`. `None`: `target_tokens` decides.
     pub effective_batch: Option<usize>,
-    /// `train.target_tokens_per_device_step`.
+    /// Approximate tokens of an optimizer step on each rank: `train.target_tokens_per_device_step`.
     pub target_tokens: usize,
     /// Whether the loss depends on how rows are put into micro-batches. It does if rows are grouped by length, or if the
     /// router's loss is computed for each micro-batch.

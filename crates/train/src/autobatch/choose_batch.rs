@@ -23,7 +23,7 @@ const DRAWS: usize = 64;
 /// The chosen sizes with the measurements behind them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The chosen sizes.
+    /// The split of an optimizer step that was chosen.
     pub sizes: BatchPlan,
     /// Every pass that was tried.
     pub passes: Vec<Measured>,

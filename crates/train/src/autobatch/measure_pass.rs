@@ -26,12 +26,12 @@ const ENOUGH_SECONDS: f64 = 3.0;
 /// Maximum repetitions of a pass.
 const ROUNDS: u32 = 3;
 
-/// One measured pass.
+/// Peak memory and time of one forward and backward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
     /// Tokens of the pass; all have a label.
     pub tokens: usize,
-    /// Which activations blocks saved.
+    /// Which activations blocks saved for the backward pass.
     pub checkpointing: Checkpointing,
     /// Peak bytes of the process, including what the run allocates later; `None` if they exceed the budget.
     pub bytes: Option<u64>,
@@ -45,7 +45,7 @@ impl Measured {
         self.bytes.is_some()
     }
 
-    /// Tokens per second.
+    /// Tokens per second; 0 if the pass did not fit.
     pub fn speed(&self) -> f64 {
         if self.seconds > 0.0 { self.tokens as f64 / self.seconds } else { 0.0 }
     }
@@ -94,7 +94,7 @@ pub struct PassMeasurer<'a> {
     _scope: Option<Budget>,
     /// The whole budget, in bytes.
     whole: u64,
-    /// All passes so far.
+    /// Every pass that was measured so far.
     pub passes: Vec<Measured>,
 }
 
