@@ -2,7 +2,7 @@
 //! pure functions of what the machine has, so that tests can try machines which are not there.
 use tunesmith_base::words::{are, count};
 
-/// An operating system.
+/// The operating system of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum System {
     /// Linux.
@@ -40,7 +40,7 @@ impl System {
     }
 }
 
-/// An NVIDIA GPU.
+/// An NVIDIA GPU, as the driver describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
     /// Product name, such as `NVIDIA H200`.

@@ -123,10 +123,10 @@ pub struct Segment {
     pub trained: u64,
 }
 
-/// How tokens choose experts.
+/// How the tokens of a pass spread over the experts, which sizes the experts' buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Routing {
-    /// Each expert sees as many.
+    /// Each expert gets as many tokens as any other.
     Balanced,
     /// All tokens choose the same experts.
     Worst,

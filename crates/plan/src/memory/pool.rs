@@ -19,16 +19,16 @@ pub struct BufferCounts {
     pub all: Counts,
     /// Of each pool for experts: blocks share one, but for the last, which may compute fewer tokens.
     pub experts: Vec<ExpertCounts>,
-    /// For chunks of logits.
+    /// Buffers of the head, for chunks of logits.
     pub head: Counts,
 }
 
 /// The buffers of a pool for experts, each with room for the tokens of one expert.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpertCounts {
-    /// As [`BufferCounts::saved`].
+    /// In use when the head begins, as in [`BufferCounts::saved`].
     pub saved: Counts,
-    /// As [`BufferCounts::all`].
+    /// The most that are in use at once, as in [`BufferCounts::all`].
     pub all: Counts,
     /// Whether its blocks compute labelled tokens only.
     pub labelled: bool,

@@ -93,7 +93,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// The strategy without offload.
+    /// The strategy with the optimizer's state on the device.
     pub const fn plain(strategy: Strategy) -> Self {
         Self { strategy, offload_optimizer: false }
     }
