@@ -21,7 +21,7 @@ pub struct Picture {
     pub width: u32,
     /// Rows of pixels.
     pub height: u32,
-    /// `[height, width, 3]`.
+    /// Red, green and blue of each pixel, `[height, width, 3]`.
     pub rgb: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ pub struct Pixels {
     /// `[patches, channels * temporal * patch * patch]`: tile after tile; within a tile row by row. A patch's numbers are in the
     /// order of the patch embedding's weight: channel, (frame,) row, column.
     pub patches: Vec<f32>,
-    /// The tiles.
+    /// Rows and columns of patches of each tile, in the order of `patches`.
     pub tiles: Vec<Tile>,
     /// How the tiles but the first become lines of rows, where the picture was cut at its own shape.
     pub joined: Option<Joined>,
