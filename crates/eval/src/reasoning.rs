@@ -124,7 +124,7 @@ impl<'a> SplitAnswer<'a> {
         self.before.text()[self.reasoning.clone()].trim()
     }
 
-    /// The answer so far.
+    /// The text of the answer so far, without its reasoning.
     pub fn answer(&self) -> String {
         let text = self.first.clone() + self.answer.text();
         if self.reasoning().is_empty() { text } else { text.trim_start().to_owned() }

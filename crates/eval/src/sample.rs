@@ -2,7 +2,7 @@
 //! logits processors: penalty, temperature, top-k, top-p, min-p.
 use tunesmith_ops::dropout::key;
 
-/// Settings of sampling.
+/// How the next token is drawn from the logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; above 0.

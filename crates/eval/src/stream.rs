@@ -38,7 +38,7 @@ impl TextStream {
         Ok(&self.text[start..])
     }
 
-    /// All text so far.
+    /// All text so far that no later token can change.
     pub fn text(&self) -> &str {
         &self.text
     }

@@ -16,7 +16,7 @@ pub enum End {
 /// A generated answer, as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Without the stop token.
+    /// The generated tokens, without the stop token.
     pub tokens: Vec<u32>,
     /// What ended it.
     pub end: End,

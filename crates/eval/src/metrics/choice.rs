@@ -38,7 +38,7 @@ pub fn same_letter(answer: &str, reference: &str) -> Option<bool> {
     letter(reference).map(|wanted| letter(answer) == Some(wanted))
 }
 
-/// Length of [`yes_no`].
+/// How many counts [`yes_no`] gives for a row.
 pub const WIDTH: usize = 4;
 
 /// What a row counts as: a yes that is right, a yes that is wrong, a no that is right, a no that is wrong. Nothing, if the

@@ -14,7 +14,7 @@ pub struct Likelihood {
 }
 
 impl Likelihood {
-    /// Length of [`Likelihood::counts`].
+    /// How many sums [`Likelihood::counts`] has.
     pub const WIDTH: usize = 4;
 
     /// The four sums as numbers that can be added.
@@ -56,7 +56,7 @@ impl Likelihood {
         self.right as f64 / self.tokens as f64
     }
 
-    /// All metrics by name.
+    /// Loss, perplexity, perplexity per byte and accuracy, each with its name in results.
     pub fn scores(&self) -> [(&'static str, f64); 4] {
         [
             ("loss", self.loss()),

@@ -23,7 +23,7 @@ pub struct Bootstrap {
 }
 
 impl Bootstrap {
-    /// Leaves out confidence intervals.
+    /// No replicates, so that scores have no confidence intervals.
     pub const NONE: Self = Self { replicates: 0, confidence: 0.0, seed: 0 };
 }
 
@@ -46,7 +46,7 @@ pub struct Scored {
 }
 
 impl Scored {
-    /// Starts without rows.
+    /// No rows yet, for outputs of `head`.
     pub const fn new(head: ScoreHead) -> Self {
         Self { head, outputs: Vec::new(), targets: Vec::new(), weights: Vec::new() }
     }

@@ -14,7 +14,7 @@ pub enum VisualMetric {
 }
 
 impl VisualMetric {
-    /// All of them.
+    /// Every metric of this type.
     pub const ALL: [Self; 4] = [Self::Cider, Self::VqaAccuracy, Self::Choice, Self::YesNo];
 
     /// The metric with this name, such as `vqa_accuracy`.
