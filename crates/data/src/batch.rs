@@ -58,7 +58,7 @@ pub struct ImageRows {
     /// Where its rows are: rising runs, one for each stretch between other tokens. Where rows of an image see each other
     /// in both directions, they do so within a run.
     pub runs: Vec<Range<usize>>,
-    /// What the encoder reads.
+    /// The picture's patches or features, as the model reads them.
     pub pixels: Arc<Pixels>,
 }
 

@@ -16,7 +16,7 @@ use tunesmith_base::error::Result;
 pub struct PictureReport {
     /// How often a picture is shown.
     pub shown: usize,
-    /// Names of pictures.
+    /// Number of different names of pictures.
     pub files: usize,
     /// Names whose file is a copy of another one's.
     pub copies: usize,

@@ -99,14 +99,14 @@ pub struct PictureLook {
 pub struct WorldRows {
     /// The tokens before and behind the rows.
     pub tokens: [u32; 2],
-    /// The rows.
+    /// Rows of the decoder that each picture takes, without these tokens.
     pub rows: usize,
 }
 
 /// The rows that a picture takes of the decoder's input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PictureRows {
-    /// Those of each tile.
+    /// Rows of the decoder for each tile.
     pub tiles: Vec<usize>,
     /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them.
     pub split: Option<(usize, usize)>,
@@ -115,7 +115,7 @@ pub struct PictureRows {
 /// A picture of an example.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shown {
-    /// Its name ([`Pictures::keep`]).
+    /// Its name by [`Pictures::keep`], with a mark behind it where it is shown otherwise.
     pub file: String,
     /// Where its rows are among the tokens of the example: rising runs.
     pub runs: Vec<Range<usize>>,

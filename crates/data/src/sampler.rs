@@ -148,7 +148,7 @@ impl Sampler {
         self.step_of(&self.order, self.state.step - 1)
     }
 
-    /// What [`Self::next_step`] will give.
+    /// The step that [`Self::next_step`] will give, without moving on.
     pub fn peek(&self) -> Step {
         if self.epoch_is_over() {
             self.step_of(&self.epoch_order(self.state.epoch + 1), 0)

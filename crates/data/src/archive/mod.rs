@@ -26,7 +26,7 @@ const LONGEST_NAME: usize = 4096;
 pub(super) struct Place {
     /// Of a tar archive the first byte; of a zip archive the header before it.
     pub offset: u64,
-    /// Bytes in the archive.
+    /// Bytes that the member takes in the archive.
     pub packed: u64,
     /// Bytes after unpacking, as the archive claims.
     pub size: u64,
