@@ -11,7 +11,7 @@ use tunesmith_model::weights::{Dtype, Numbers, Wrapping, write_floats, write_num
 /// Tensors of a file that is to be written.
 #[derive(Debug)]
 pub struct BesideFile {
-    /// The encoder's files.
+    /// The encoder's files, from which tensors are copied.
     pub from: Wrapping,
     /// By name in the file: for copied tensors, the name in the encoder's files.
     pub copied: BTreeMap<String, (String, Vec<usize>, Numbers<'static>)>,
@@ -34,7 +34,7 @@ impl BesideFile {
         self.computed.values().any(|(spec, _)| spec.name == name)
     }
 
-    /// Bytes of all tensors.
+    /// Bytes of all tensors of the file that is written, without its header.
     pub fn bytes(&self) -> u64 {
         self.tensors().iter().map(|(_, _, numbers)| numbers.bytes()).sum()
     }

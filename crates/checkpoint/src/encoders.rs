@@ -25,7 +25,7 @@ impl<'a> EncoderFiles<'a> {
         Ok(Self { pair: PairFiles::of(vision, changed, dtype)?, world: WorldFiles::of(vision, changed, dtype)? })
     }
 
-    /// Bytes of all tensors.
+    /// Bytes of all tensors of these files.
     pub fn bytes(&self) -> u64 {
         self.pair.as_ref().map_or(0, PairFiles::bytes) + self.world.as_ref().map_or(0, WorldFiles::bytes)
     }

@@ -71,7 +71,7 @@ impl<'a> PairFiles<'a> {
         self.weights.has(name)
     }
 
-    /// Bytes of all tensors.
+    /// Bytes of all tensors of the file of weights.
     pub fn bytes(&self) -> u64 {
         self.weights.bytes()
     }

@@ -54,7 +54,7 @@ pub struct Stamp {
 /// The kernels and dtypes that a run really uses, whatever the configuration asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelInfo {
-    /// What computes, for [`Stamp::backend`].
+    /// The kernels in use, for [`Stamp::backend`].
     pub backend: &'static str,
     /// The instruction set, for [`Stamp::simd`].
     pub simd: String,

@@ -62,7 +62,7 @@ impl<'a> WorldFiles<'a> {
         self.weights.has(name)
     }
 
-    /// Bytes of all tensors.
+    /// Bytes of all tensors of the file of weights.
     pub fn bytes(&self) -> u64 {
         self.weights.bytes()
     }
