@@ -9,7 +9,7 @@ use tunesmith_device::Queue;
 /// Bytes of a GPU's memory that one rank sends and another receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
-    /// The other rank.
+    /// The rank that receives or sends the bytes.
     pub peer: usize,
     /// The address of the bytes, or their destination.
     pub address: u64,

@@ -153,7 +153,7 @@ impl Functions {
         format!("NCCL: {}", unsafe { CStr::from_ptr(words) }.to_string_lossy())
     }
 
-    /// The library's version: `2.27.5`.
+    /// The library's version, such as `2.27.5`.
     pub fn version(&self) -> String {
         let mut version = 0;
         // SAFETY: writes one int, which outlives the call.

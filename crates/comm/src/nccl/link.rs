@@ -44,7 +44,7 @@ pub(super) struct Operation {
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
     pub operations: VecDeque<Operation>,
-    /// The engine is dropped.
+    /// Whether the engine is being dropped.
     pub ending: bool,
 }
 
