@@ -15,7 +15,7 @@ pub struct Snapshot {
     pub repo: Repo,
     /// The hash of the commit.
     pub commit: String,
-    /// The local folder.
+    /// The local folder that holds the files.
     pub dir: PathBuf,
 }
 

@@ -65,7 +65,7 @@ impl<'a> HubRequest<'a> {
         Self { method, url: url.into(), headers: HeaderMap::new(), load: RequestBody::Nothing, follows: true }
     }
 
-    /// Does not follow redirects.
+    /// Gives the answer that redirects, and does not follow it.
     pub fn staying(self) -> Self {
         Self { follows: false, ..self }
     }

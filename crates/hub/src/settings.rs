@@ -77,7 +77,7 @@ pub struct HubSettings {
     pub cache: PathBuf,
     /// The token, if there is one.
     pub token: Option<HubToken>,
-    /// Use only the cache.
+    /// Whether only the cache is used and nothing is asked of the hub: `HF_HUB_OFFLINE`.
     pub offline: bool,
     /// How often, and after which pauses, to retry.
     pub pace: RetryPolicy,
