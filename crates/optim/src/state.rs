@@ -51,7 +51,7 @@ impl StateSpec {
         Self::floats(name, slot.shape.clone())
     }
 
-    /// Floats of another shape.
+    /// Float32 numbers with a shape of their own.
     pub const fn floats(name: &'static str, shape: Vec<usize>) -> Self {
         Self { name, shape, dtype: StateDtype::F32, each: 1 }
     }
