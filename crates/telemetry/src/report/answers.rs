@@ -15,7 +15,7 @@ pub const ROWS: usize = 200;
 /// The most words of a text that are compared.
 const WORDS: usize = 1_000;
 
-/// An evaluated model.
+/// An evaluated model with its scores.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// Its name on the page.
@@ -35,7 +35,7 @@ pub struct Answered {
     pub question: String,
     /// Thumbnails of its images, as `data:` URIs.
     pub pictures: Vec<String>,
-    /// The reference.
+    /// The answer that the row expects.
     pub reference: String,
     /// Each model's generation, in the order of the models.
     pub answers: Vec<String>,

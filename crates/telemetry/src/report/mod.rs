@@ -49,11 +49,11 @@ pub struct Sample {
     pub question: String,
     /// Thumbnails of its images, as `data:` URIs.
     pub pictures: Vec<String>,
-    /// The reference.
+    /// The answer that the row expects.
     pub reference: String,
-    /// The generation before training.
+    /// The answer that was generated before training.
     pub before: String,
-    /// The generation after training.
+    /// The answer that was generated after training.
     pub after: String,
 }
 
