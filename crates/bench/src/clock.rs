@@ -6,12 +6,12 @@ use tunesmith_device::{Device, gpu};
 /// Seconds that a kernel is measured for.
 const SECONDS: f64 = 0.4;
 
-/// One op.
+/// The measured time of one op, and the work of a call.
 #[derive(Debug, Clone, Serialize)]
 pub struct KernelLine {
     /// The op, and its direction.
     pub name: &'static str,
-    /// Its operands' shapes.
+    /// The shapes of its operands, in words.
     pub shape: String,
     /// Seconds of one call: the best of several rounds.
     pub seconds: f64,
