@@ -32,7 +32,7 @@ pub fn available() -> Option<u64> {
 /// A control group's limit and what counts against it, both in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cgroup {
-    /// The limit.
+    /// The most bytes that the group may hold.
     pub limit: u64,
     /// The usage, without cached files that the system would drop first (`inactive_file`).
     pub used: u64,
