@@ -131,7 +131,7 @@ pub enum PartSpec {
 /// The attention of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionSpec {
-    /// Number of query heads: `num_attention_heads`.
+    /// Number of query heads of the block.
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,

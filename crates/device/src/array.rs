@@ -148,7 +148,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// The number of elements, on any device.
+    /// The number of elements.
     pub const fn len(&self) -> usize {
         match &self.0 {
             Memory::Host(values) => values.len(),

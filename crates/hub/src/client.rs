@@ -65,7 +65,7 @@ impl<'a> HubRequest<'a> {
         Self { method, url: url.into(), headers: HeaderMap::new(), load: RequestBody::Nothing, follows: true }
     }
 
-    /// Gives the answer that redirects, and does not follow it.
+    /// Makes the request stop at an answer that redirects, instead of following it.
     pub fn staying(self) -> Self {
         Self { follows: false, ..self }
     }

@@ -21,7 +21,7 @@ pub struct Mamba {
     pub conv: Weight,
     /// The convolution's bias, `[features of x, B and C]`.
     pub conv_bias: Option<Weight>,
-    /// `A_log`, `[heads]`: over a time step `t` a state decays by `exp(-exp(A_log) t)`.
+    /// `A_log`, `[heads]`: over a time step `t` a state is multiplied by `exp(-exp(A_log) t)`.
     pub a_log: Weight,
     /// `D`, `[heads]`: the output has `D x` beside what comes from the state.
     pub d: Weight,

@@ -237,7 +237,7 @@ impl Pool {
 pub struct Unrounded<'a>(Vec<(&'a Pool, Number)>);
 
 impl<'a> Unrounded<'a> {
-    /// Makes products of those of these pools that are on the CPU take float32.
+    /// From now on those of `pools` that are on the CPU multiply in float32.
     pub fn new(pools: impl IntoIterator<Item = &'a Arc<Pool>>) -> Self {
         let of_cpu = pools.into_iter().filter(|pool| pool.device() == Device::Cpu);
         let before: Vec<(&Pool, Number)> = of_cpu.map(|pool| (&**pool, pool.products())).collect();
