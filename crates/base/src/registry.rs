@@ -64,7 +64,7 @@ macro_rules! schedules {
             CosineWithMinLr = cosine_with_min_lr, "cosine_with_min_lr", "As `cosine`, to `min_lr` or to `min_lr_rate` of the highest rate.";
             CosineWarmupWithMinLr = cosine_warmup_with_min_lr, "cosine_warmup_with_min_lr", "As `cosine_with_min_lr`, with a warm-up that begins at `warmup_lr_rate` and not at 0.";
             WarmupStableDecay = warmup_stable_decay, "warmup_stable_decay", "Rises during warm-up, stays, then falls over `num_decay_steps` to `min_lr_ratio` (0) of the highest rate.";
-            Rex = rex, "rex", "Rises during warm-up, then falls slowly at first and steeply at the end to `min_lr` or to `min_lr_rate` (0) of the highest rate, as Axolotl does it.";
+            Rex = rex, "rex", "Rises during warm-up. Then falls slowly at first and steeply at the end, to `min_lr` or to `min_lr_rate` (0) of the highest rate, as in Axolotl.";
         }
     };
 }
