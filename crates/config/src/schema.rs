@@ -160,7 +160,7 @@ macro_rules! tuning {
                 freeze_connector: Option<bool> = None, aliases ["freeze_multi_modal_projector", "freeze_aligner"];
                 /// Keep the language model as it is, whatever `mode` says; only connector and encoder are trained.
                 freeze_language: bool = false, aliases ["freeze_language_model", "freeze_llm"];
-                /// With `freeze_vision: true`: train the last blocks of the image encoder nevertheless, so many.
+                /// With `freeze_vision: true`: train this many of the image encoder's last blocks nevertheless.
                 vision_unfreeze_layers: usize = 0, range Range::within(0.0, 4096.0);
                 /// Modules of the image encoder's blocks that get an adapter too, such as `q_proj`; `all-linear` for all linear ones.
                 vision_target_modules: Vec<String> = Vec::new();
@@ -290,7 +290,7 @@ section! {
         /// and takes a third more time. `none`: everything. `{full: N, none: M}`: `true` for the first N blocks, `none` for the
         /// last M. `auto`: the fastest that fits.
         gradient_checkpointing: Checkpointing = Checkpointing::CHEAP, aliases ["activation_checkpointing"];
-        /// On a GPU: what blocks keep for the backward pass waits in the host's memory, and is moved beside the computation
+        /// On a GPU: what blocks keep for the backward pass is in the host's memory. The copies overlap the computation
         /// (`docs/gpu.md`). Results are the same to the bit.
         activation_offloading: bool = false;
         /// On a GPU: the optimizer's state is in the host's memory, and goes through the GPU in parts as the weights are updated
@@ -341,7 +341,7 @@ section! {
         save_steps: u64 = 500, range Range::at_least(1.0);
         /// Number of checkpoints to keep, besides the best one (`null`: all).
         save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
-        /// Write checkpoints while training goes on, from a copy of the trained weights and the optimizer's state. Memory for the
+        /// Write checkpoints while training continues, from a copy of the trained weights and the optimizer's state. Memory for the
         /// copy is taken before step 1. `false`: training waits for the checkpoint and needs no copy.
         save_async: bool = true;
         /// End with the weights of the best checkpoint by `metric_for_best_model`.
@@ -537,7 +537,7 @@ section! {
         /// With beams: when the search ends.
         early_stopping: BeamStop = BeamStop::False;
         /// Prompt lookup decoding: guess up to this many next tokens, and read them in one pass; 0 for none.
-        /// A guess is what followed the last tokens where they stood before, in the prompt or in the answer. Answers stay the
+        /// A guess is what followed the last tokens where they occurred before, in the prompt or in the answer. Answers stay the
         /// same, on a GPU within rounding. Extracts and rewrites get faster, free texts hardly. More than 14 are never guessed.
         prompt_lookup_num_tokens: usize = 0, range Range::within(0.0, 1e6);
         /// With `prompt_lookup_num_tokens`: look for this many last tokens, then for one fewer, down to one.

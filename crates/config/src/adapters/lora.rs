@@ -28,7 +28,7 @@ section! {
         exclude_modules: Option<TargetModules> = None;
         /// Scale by `lora_alpha / sqrt(r)` (rsLoRA).
         use_rslora: bool = false;
-        /// Train a magnitude for each output feature beside A and B (DoRA). It comes nearer to full training, above all at a low
+        /// Train a magnitude for each output feature beside A and B (DoRA). It comes closer to full training, especially at a low
         /// rank, and takes more memory and time.
         use_dora: bool = false;
         /// Ranks of layers that differ from `r`: a regular expression on the end of the name, then the rank.
