@@ -49,10 +49,10 @@ pub struct Args {
     /// Recompute activations in the backward pass instead of keeping them
     #[arg(long)]
     gradient_checkpointing: bool,
-    /// Let what blocks keep for the backward pass wait in the host's memory, as `train.activation_offloading` does
+    /// Keep what blocks save for the backward pass in the host's memory, as `train.activation_offloading` does
     #[arg(long)]
     activation_offloading: bool,
-    /// Let the base's frozen weights wait in the host's memory, as `train.offload_param` does
+    /// Keep the base's frozen weights in the host's memory, as `train.offload_param` does
     #[arg(long)]
     offload_param: bool,
     /// Measure from the first step on, without a warm-up step

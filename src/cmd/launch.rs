@@ -25,8 +25,8 @@ use crate::words::count;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Start this many ranks on this machine; `auto` takes --gpu-ids, `NUM_GPUS` or Accelerate's `num_processes`, else one a GPU that
-    /// `model.device` chooses, else 2
+    /// Start this many ranks on this machine; `auto` takes --gpu-ids, `NUM_GPUS` or Accelerate's `num_processes`, else one for
+    /// each GPU that `model.device` chooses, else 2
     #[arg(long, default_value = "auto")]
     nproc: String,
     /// Train on this many machines, each of which runs this command (default: Accelerate's `num_machines`, else 1)

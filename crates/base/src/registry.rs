@@ -13,7 +13,7 @@ macro_rules! optimizers {
             AdamW = adamw, "adamw_torch" | "adamw" | "adamw_torch_fused" | "paged_adamw" | "paged_adamw_32bit", "`AdamW`, as PyTorch does it.";
             Sgd = sgd, "sgd", "Gradient descent (`momentum`: 0, `dampening`: 0, `nesterov`: false).";
             Adafactor = adafactor, "adafactor", "Adafactor: second moments by row and column (`clip_threshold`: 1, `decay_rate`: -0.8, `beta1`: none, `scale_parameter`: false).";
-            Lion = lion, "lion" | "lion_32bit" | "paged_lion_32bit", "Lion: the sign of a momentum; wants a rate some 3 to 10 times lower than `AdamW`'s, and `adam_beta2: 0.99`.";
+            Lion = lion, "lion" | "lion_32bit" | "paged_lion_32bit", "Lion: the sign of a momentum; needs a rate about 3 to 10 times lower than `AdamW`'s, and `adam_beta2: 0.99`.";
             AdamW8bit = adamw_8bit, "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit", "`AdamW` with moments of one byte, as bitsandbytes does it.";
             Muon = muon, "muon", "Muon for matrices, `AdamW` for the rest (`momentum`: 0.95, `nesterov`: true, `ns_steps`: 5, `adjust_lr_fn`: original).";
             ScheduleFreeAdamW = schedule_free, "schedule_free_adamw", "`AdamW` that averages instead of following a schedule (`r`: 0, `weight_lr_power`: 2).", averages;
@@ -64,7 +64,7 @@ macro_rules! schedules {
             CosineWithMinLr = cosine_with_min_lr, "cosine_with_min_lr", "As `cosine`, to `min_lr` or to `min_lr_rate` of the highest rate.";
             CosineWarmupWithMinLr = cosine_warmup_with_min_lr, "cosine_warmup_with_min_lr", "As `cosine_with_min_lr`, with a warm-up that begins at `warmup_lr_rate` and not at 0.";
             WarmupStableDecay = warmup_stable_decay, "warmup_stable_decay", "Rises during warm-up, stays, then falls over `num_decay_steps` to `min_lr_ratio` (0) of the highest rate.";
-            Rex = rex, "rex", "Rises during warm-up, then falls slowly at first and steeply at the end to `min_lr` or to `min_lr_rate` (0) of the highest rate, as Axolotl does it.";
+            Rex = rex, "rex", "Rises during warm-up. Then falls slowly at first and steeply at the end, to `min_lr` or to `min_lr_rate` (0) of the highest rate, as in Axolotl.";
         }
     };
 }
@@ -175,7 +175,7 @@ macro_rules! row_forms {
             PromptCompletion = prompt_completion, "prompt_completion", "`{prompt, completion}`: plain text, no template.";
             ChatTriple = chat_triple, "chat_triple", "`{system, user, assistant}`.";
             Instruction = instruction, "instruction", "A question field and an answer field (`user`, `question`, … and `assistant`, `answer`, …).";
-            Captions = captions, "captions", "`{image, caption}`: an image, and what is said of it, or a list of that.";
+            Captions = captions, "captions", "`{image, caption}`: an image and its caption, or a list of captions.";
             Text = text, "text", "`{text}`: every token is trained on.";
         }
     };

@@ -31,8 +31,8 @@ A run is described by one YAML file. `tunesmith config FILE` prints each effecti
   `TRAIN_BATCH_SIZE=1` as a word or an environment variable. An empty variable counts as unset.
 - **`include: base.yaml`** (or a list of files) reads other files first. Values of the including file take precedence, key by key.
   Paths of includes are relative to the file that names them, all other paths to the current directory.
-- **Nothing is ignored:** an unknown key, a key given twice, a contradiction or a value of the wrong type ends the
-  program with exit code 2, before anything is read or written.
+- **Nothing is ignored:** an unknown key, a key given twice, a contradiction, or a value of the wrong type is an error.
+  The program then ends with exit code 2, before anything is read or written.
 - **Keys of Transformers, TRL and SFT-Play** that have no meaning here, such as `train.dataloader_num_workers`, are accepted with a note,
   `not needed: …`. `docs/foreign-configs.md` lists them, and the keys that are refused.
 - Editors check and complete files that begin with `# yaml-language-server: $schema=<path to>/docs/schema.json`.

@@ -166,7 +166,7 @@ choices! {
         Mistral = "mistral",
         /// `<|user|> … <|end|>`.
         Phi = "phi",
-        /// Pictures, a question, a line break, and an answer.
+        /// Images, a question, a line break, and an answer.
         Paligemma = "paligemma",
     };
 

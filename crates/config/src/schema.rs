@@ -160,7 +160,7 @@ macro_rules! tuning {
                 freeze_connector: Option<bool> = None, aliases ["freeze_multi_modal_projector", "freeze_aligner"];
                 /// Keep the language model as it is, whatever `mode` says; only connector and encoder are trained.
                 freeze_language: bool = false, aliases ["freeze_language_model", "freeze_llm"];
-                /// With `freeze_vision: true`: train the last blocks of the image encoder nevertheless, so many.
+                /// With `freeze_vision: true`: train this many of the image encoder's last blocks nevertheless.
                 vision_unfreeze_layers: usize = 0, range Range::within(0.0, 4096.0);
                 /// Modules of the image encoder's blocks that get an adapter too, such as `q_proj`; `all-linear` for all linear ones.
                 vision_target_modules: Vec<String> = Vec::new();
@@ -243,8 +243,8 @@ section! {
         /// Whether learning rates grow with the rows of an optimizer step. If they do and no warm-up is set, the rate rises during
         /// the first twentieth of the steps. The table before step 1 shows both.
         lr_scaling: LrScaling = LrScaling::None;
-        /// With `lr_scaling`: the rows of a step that `learning_rate` is meant for (`null`: those of one rank, so that the rate
-        /// grows with the number of ranks).
+        /// With `lr_scaling`: the rows of a step that `learning_rate` is meant for. `null` means those of one rank, so the rate
+        /// grows with the number of ranks.
         lr_scaling_batch: Option<usize> = None, range Range::within(1.0, 1e9);
         /// The optimizer. Brackets list what `optim_args` may set.
         optim: Optim = Optim::AdamW;
@@ -290,15 +290,15 @@ section! {
         /// and takes a third more time. `none`: everything. `{full: N, none: M}`: `true` for the first N blocks, `none` for the
         /// last M. `auto`: the fastest that fits.
         gradient_checkpointing: Checkpointing = Checkpointing::CHEAP, aliases ["activation_checkpointing"];
-        /// On a GPU: what blocks keep for the backward pass waits in the host's memory, and is moved beside the computation
+        /// On a GPU: what blocks keep for the backward pass is in the host's memory. The copies overlap the computation
         /// (`docs/gpu.md`). Results are the same to the bit.
         activation_offloading: bool = false;
         /// On a GPU: the optimizer's state is in the host's memory, and goes through the GPU in parts as the weights are updated
         /// (`docs/gpu.md`). Results are the same to the bit. On the CPU it is there anyway.
         offload_optimizer: bool = false;
-        /// On a GPU: the base's frozen weights are in the host's memory, and come to the GPU block by block, each while the one before
-        /// is computed (`docs/gpu.md`). The GPU then holds two blocks at a time. Results are the same to the bit. Weights of a vision
-        /// encoder stay on the GPU. On the CPU they are there anyway.
+        /// On a GPU: the base's frozen weights are in the host's memory. They come to the GPU block by block, each while the one
+        /// before is computed (`docs/gpu.md`). The GPU then holds two blocks at a time. Results are the same to the bit. Weights of
+        /// a vision encoder stay on the GPU. On the CPU they are there anyway.
         offload_param: bool = false;
         /// On a GPU: tables of token embeddings that are not trained are in the host's memory, which looks up the rows of a batch
         /// (`docs/gpu.md`). The head's matrix stays on the GPU, and with it an embedding that it shares. Results are the same to
@@ -326,8 +326,9 @@ section! {
         generation_num_beams: Option<usize> = None, range Range::within(1.0, 256.0);
         /// Number of validation rows to answer, from the first (`null`: all). The loss always covers all rows.
         generation_rows: Option<usize> = None, range Range::at_least(1.0);
-        /// The metric of the best checkpoint and of early stopping: `eval_loss`, with `predict_with_generate` a score such as
-        /// `eval_exact_match`, or with another `task` one of its metrics, such as `f1_macro`. The prefix `eval_` may be left out.
+        /// The metric of the best checkpoint and of early stopping: `eval_loss`. With `predict_with_generate`, it may be a score
+        /// such as `eval_exact_match`. With another `task`, it may be one of its metrics, such as `f1_macro`. The prefix `eval_`
+        /// may be left out.
         metric_for_best_model: String = "eval_loss".to_owned();
         /// Whether a higher value of `metric_for_best_model` is better (`null`: as the metric says).
         greater_is_better: Option<bool> = None;
@@ -340,7 +341,7 @@ section! {
         save_steps: u64 = 500, range Range::at_least(1.0);
         /// Number of checkpoints to keep, besides the best one (`null`: all).
         save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
-        /// Write checkpoints while training goes on, from a copy of the trained weights and the optimizer's state. Memory for the
+        /// Write checkpoints while training continues, from a copy of the trained weights and the optimizer's state. Memory for the
         /// copy is taken before step 1. `false`: training waits for the checkpoint and needs no copy.
         save_async: bool = true;
         /// End with the weights of the best checkpoint by `metric_for_best_model`.
@@ -349,9 +350,9 @@ section! {
         early_stopping_patience: usize = 0;
         /// How much the metric must improve to count as an improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
-        /// Compute in bfloat16: operands of products are rounded to it, sums are float32, and activations are kept for the backward
-        /// pass in it, in half the memory. A GPU multiplies on its tensor cores, a processor with `AVX512_BF16` by its dot products;
-        /// any other processor multiplies in float32 (docs/precision.md).
+        /// Compute in bfloat16. Operands of products are rounded to bfloat16, and sums are float32. Activations for the backward
+        /// pass are kept in bfloat16, in half the memory. A GPU multiplies on its tensor cores, and a processor with `AVX512_BF16`
+        /// by its dot products. Any other processor multiplies in float32 (docs/precision.md).
         bf16: bool = false;
         /// Keep activations for the backward pass in float16 and round gradients between blocks to it, under a loss scale. It is
         /// more precise than bfloat16 and has a smaller range: about 1e-7 to 65504. Steps whose gradients overflow are skipped. A
@@ -536,7 +537,7 @@ section! {
         /// With beams: when the search ends.
         early_stopping: BeamStop = BeamStop::False;
         /// Prompt lookup decoding: guess up to this many next tokens, and read them in one pass; 0 for none.
-        /// A guess is what followed the last tokens where they stood before, in the prompt or in the answer. Answers stay the
+        /// A guess is what followed the last tokens where they occurred before, in the prompt or in the answer. Answers stay the
         /// same, on a GPU within rounding. Extracts and rewrites get faster, free texts hardly. More than 14 are never guessed.
         prompt_lookup_num_tokens: usize = 0, range Range::within(0.0, 1e6);
         /// With `prompt_lookup_num_tokens`: look for this many last tokens, then for one fewer, down to one.

@@ -18,9 +18,9 @@ section! {
         lora_alpha: f64 = 32.0, aliases ["alpha"], range Bounds::greater_than(0.0);
         /// Dropout probability on the adapter's input.
         lora_dropout: f64 = 0.0, aliases ["dropout"], range Bounds::from_to_below(0.0, 1.0);
-        /// The layers that get an adapter. `auto`: every linear layer of the decoder blocks. `all-linear`: as in PEFT, which
-        /// differs for Mixtral and Qwen3-MoE: there the router and the experts have adapters, and the MLP of dense blocks has none.
-        /// A list: layers whose name ends with an entry. In these two models `gate` is the router, and `gate_proj`, `up_proj`,
+        /// The layers that get an adapter. `auto`: every linear layer of the decoder blocks. `all-linear`: as in PEFT. That differs
+        /// for Mixtral and Qwen3-MoE: there, the router and the experts have adapters, and the MLP of dense blocks has none. A
+        /// list: layers whose name ends with an entry. In these two models `gate` is the router, and `gate_proj`, `up_proj`,
         /// `down_proj` (Mixtral: `w1`, `w3`, `w2`) are the experts. Any other string: a regular expression that must match the
         /// whole name.
         target_modules: TargetModules = TargetModules::Auto;
@@ -28,7 +28,7 @@ section! {
         exclude_modules: Option<TargetModules> = None;
         /// Scale by `lora_alpha / sqrt(r)` (rsLoRA).
         use_rslora: bool = false;
-        /// Train a magnitude for each output feature beside A and B (DoRA). It comes nearer to full training, above all at a low
+        /// Train a magnitude for each output feature beside A and B (DoRA). It comes closer to full training, especially at a low
         /// rank, and takes more memory and time.
         use_dora: bool = false;
         /// Ranks of layers that differ from `r`: a regular expression on the end of the name, then the rank.

@@ -10,9 +10,9 @@ pub(super) static FAMILY: Family = Family {
     model_type: "afmoe",
     class_name: "AfmoeForCausalLM",
     models: "Trinity Nano 6B and Trinity Mini 26B",
-    features: "four norms a block, norms on each head of q and k, a gate on the output of attention, a sliding window with rotary \
-               positions in three of four blocks and no positions in the others, experts chosen by sigmoids and a bias, an MLP \
-               beside them, dense MLPs in the first blocks",
+    features: "four norms a block, norms on each head of q and k, a gate on the output of attention; a sliding window \
+               with rotary positions in three of four blocks, and no positions in the others; experts chosen by \
+               sigmoids and a bias, with an MLP beside them; dense MLPs in the first blocks",
     sparse: true,
     classifier: None,
     gguf: None,

@@ -10,8 +10,8 @@ pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v2",
     class_name: "DeepseekV2ForCausalLM",
     models: "DeepSeek V2 and Coder V2, Lite 16B and 236B",
-    features: "multi-head latent attention; experts, of the best groups in the larger ones, with an MLP beside them, dense MLPs in the first \
-               blocks",
+    features: "multi-head latent attention; experts with an MLP beside them, chosen from the best groups in the \
+               larger models; dense MLPs in the first blocks",
     sparse: true,
     classifier: Some("DeepseekV2ForSequenceClassification"),
     gguf: None,

@@ -13,9 +13,9 @@ pub(super) static FAMILY: Family = Family {
     model_type: "gemma3n_text",
     class_name: "Gemma3nForCausalLM",
     models: "the text part of Gemma 3n E2B and E4B",
-    features: "GeGLU of few features in the first blocks, four norms a block, norms on each head of q, k and v, a sliding window in four \
-               of five blocks; four residual streams; a low-rank branch beside attention; embeddings for each block; last blocks that \
-               share keys and values",
+    features: "GeGLU with sparse activations in the first blocks, four norms a block, norms on each head of q, k and \
+               v, a sliding window in four of five blocks; four residual streams; a low-rank branch beside attention; \
+               per-layer embeddings; last blocks that share keys and values",
     sparse: false,
     classifier: None,
     gguf: None,

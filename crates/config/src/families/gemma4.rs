@@ -13,9 +13,9 @@ pub(super) static FAMILY: Family = Family {
     model_type: "gemma4_text",
     class_name: "Gemma4ForCausalLM",
     models: "the text part of Gemma 4 E2B, E4B, 26B-A4B and 31B",
-    features: "GeGLU, four norms a block, norms on each head of q, k and v, a sliding window in five of six blocks, wider heads in the \
-               others, which may take their values from k_proj; embeddings for each block; last blocks that share keys and values; \
-               experts beside the MLP",
+    features: "GeGLU, four norms a block, norms on each head of q, k and v, a sliding window in five of six blocks; \
+               in the others wider heads, which may take their values from k_proj; per-layer embeddings; last blocks \
+               that share keys and values; experts beside the MLP",
     sparse: true,
     classifier: None,
     gguf: None,

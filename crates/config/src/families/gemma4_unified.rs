@@ -10,7 +10,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "gemma4_unified_text",
     class_name: "Gemma4UnifiedForCausalLM",
     models: "the text part of Gemma 4 12B",
-    features: "Gemma 4 without embeddings for each block and without experts",
+    features: "Gemma 4 without per-layer embeddings and without experts",
     sparse: false,
     classifier: None,
     gguf: None,

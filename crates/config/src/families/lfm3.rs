@@ -11,9 +11,9 @@ pub(super) static FAMILY: Family = Family {
     model_type: "lfm3",
     class_name: "Lfm3ForCausalLM",
     models: "LFM3 1.7B",
-    features: "short convolutions between gates in half of the blocks; in the others attention with norms on each head of q and k and a \
-               gate for each head, every other one with a sliding window, and half of each head rotated where there is none; four \
-               norms a block",
+    features: "short convolutions between gates in half of the blocks; in the others attention with norms on each \
+               head of q and k and a gate for each head; a sliding window in half of these, and half of each head \
+               rotated in those without a window; four norms a block",
     sparse: false,
     classifier: None,
     gguf: None,

@@ -11,8 +11,8 @@ pub(super) static FAMILY: Family = Family {
     model_type: "nemotron_h",
     class_name: "NemotronHForCausalLM",
     models: "Nemotron-H 4B to 56B, Nemotron Nano 9B v2 and 12B v2, Nemotron 3 Nano 30B-A3B and Super 120B-A12B",
-    features: "a block is one mixer: Mamba 2, attention without positions, an MLP of the squared ReLU, or experts of that kind chosen \
-               by sigmoids and a bias with an MLP beside them",
+    features: "one part a block: Mamba 2, attention without positions, an MLP with the squared ReLU, or experts with \
+               the squared ReLU, chosen by sigmoids and a bias, with an MLP beside them",
     sparse: true,
     classifier: None,
     gguf: None,

@@ -10,8 +10,9 @@ pub(super) static FAMILY: Family = Family {
     model_type: "olmo_hybrid",
     class_name: "OlmoHybridForCausalLM",
     models: "OLMo Hybrid 7B",
-    features: "linear attention by a gated delta rule whose states may change their sign in three of four blocks; in the others \
-               norms after attention and MLP, norms over the whole width of q and k, and mostly no positions",
+    features: "in three of four blocks linear attention by a gated delta rule whose states may change their sign; in \
+               the others norms after attention and MLP, norms over the whole width of q and k, and mostly no \
+               positions",
     sparse: false,
     classifier: None,
     gguf: None,

@@ -92,7 +92,7 @@ pub(super) fn describe(rule: &Rule<Function>) -> (&'static str, String) {
             ("honoured", why.to_owned())
         }
         Action::Always(scalars, why) => {
-            ("honoured", format!("{}: {why}; another value is not needed either, and a note says so", values(scalars)))
+            ("honoured", format!("{}: {why}; any other value has no effect, and a note says so", values(scalars)))
         }
         Action::Unsupported(why) => ("refused", format!("unless off: {why}")),
         Action::Only(scalars, why) => ("refused", format!("unless {}: {why}", values(scalars))),
