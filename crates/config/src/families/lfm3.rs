@@ -1,4 +1,4 @@
-//! LFM3: LFM2's convolutions over more tokens, and attention with a gate for each head, in most blocks with a window.
+//! LFM3: LFM2's convolutions over more tokens, and attention with a gate for each head, in some blocks with a window.
 //! Both parts of a block have norms before and after.
 use crate::arch::{Arch, GateSpec, ModuleNames, PartSpec, QkNorm, ShortConvSpec};
 use crate::decoder_json::Defaults;
