@@ -3,6 +3,7 @@ use super::terminal::{print, print_exact};
 use super::{models_adapters, models_memory};
 use crate::config::FAMILIES;
 use crate::config::arch::{AltUpSpec, Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
+use crate::config::vision::ENCODERS;
 use crate::error::Result;
 use crate::words::count;
 use std::collections::BTreeSet;
@@ -33,7 +34,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Every family with its models, and its differences from Llama.
+/// Every family with its models and its differences from Llama, multimodal models, and image encoders.
 fn list() -> String {
     let mut out = String::new();
     for family in FAMILIES {
@@ -42,6 +43,10 @@ fn list() -> String {
     let _ = writeln!(out, "\nThe text of multimodal models, where their language model is one of these:");
     for wrapper in WRAPPERS {
         let _ = writeln!(out, "{:16}  {}", wrapper.model_type, wrapper.models);
+    }
+    out.push_str("\nImage encoders, of multimodal models or for vision.encoder:\n");
+    for encoder in ENCODERS {
+        let _ = writeln!(out, "{:20}  {}", encoder.model_types.first().unwrap_or(&""), encoder.models);
     }
     out
 }

@@ -8,7 +8,7 @@ use half::bf16;
 fn matmul_equals_the_plain_sum_on_odd_sizes() {
     each_engine(|engine| {
         for (tokens, depth, rows) in
-            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (110, 600, 29), (33, 1100, 100), (300, 16, 130)]
+            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (130, 600, 53), (33, 1100, 100), (300, 16, 130)]
         {
             let pool = engine.pool();
             let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));
@@ -46,7 +46,9 @@ fn matmul_equals_the_plain_sum_on_odd_sizes() {
 #[test]
 fn a_bf16_matrix_multiplies_as_its_values_do() {
     each_engine(|engine| {
-        for (tokens, depth, rows) in [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (33, 1100, 100)] {
+        for (tokens, depth, rows) in
+            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (33, 1100, 100), (130, 600, 101)]
+        {
             let pool = engine.pool();
             let narrow: Vec<bf16> = numbers(2, rows * depth).into_iter().map(bf16::from_f32).collect();
             let wide: Vec<f32> = narrow.iter().map(|value| value.to_f32()).collect();
@@ -73,7 +75,7 @@ fn a_bf16_matrix_multiplies_as_its_values_do() {
 fn a_matrix_in_a_maker_s_format_multiplies_as_its_values_do() {
     use crate::quant::tiles_tests::cases;
     each_engine(|engine| {
-        for (tokens, depth, rows) in [(1, 2, 1), (5, 33, 7), (19, 64, 192), (18, 600, 101)] {
+        for (tokens, depth, rows) in [(1, 2, 1), (5, 33, 7), (19, 64, 192), (18, 600, 101), (130, 130, 101)] {
             let pool = engine.pool();
             let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);
             let y = Activation::from_rows(&pool, &numbers(2, tokens * rows), rows);
@@ -134,9 +136,16 @@ fn a_quantized_matrix_multiplies_as_its_values_do() {
     use crate::quant::{Format, encode};
     each_engine(|engine| {
         // Odd widths begin rows in the middle of a byte; most begin them in the middle of a block.
-        for (tokens, depth, rows) in
-            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (33, 600, 29), (19, 64, 192), (18, 1100, 101), (40, 5, 200)]
-        {
+        for (tokens, depth, rows) in [
+            (1, 1, 1),
+            (5, 3, 7),
+            (17, 33, 16),
+            (33, 600, 29),
+            (19, 64, 192),
+            (18, 1100, 101),
+            (40, 5, 200),
+            (130, 600, 101),
+        ] {
             let pool = engine.pool();
             let values = numbers(2, rows * depth);
             let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);

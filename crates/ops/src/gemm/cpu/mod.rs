@@ -8,9 +8,10 @@ mod matmul;
 mod outer;
 pub(crate) mod pairs;
 mod product;
-mod quantized;
+mod strip;
 mod tiles;
 mod vector;
+mod widen;
 
 pub(super) use grouped::matmul_grouped;
 pub(super) use outer::{outer, transposed};
@@ -18,7 +19,7 @@ pub(crate) use tiles::{score_tile, sum_tile};
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
 const DEPTH: usize = 512;
-/// The most rows of the matrix that are dequantized at a time. A task of a matrix of floats may have more.
+/// The most rows of the matrix that are packed together ([`strip`]). A task that packs a tile at a time may have more.
 const TASK_ROWS: usize = 96;
 
 /// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
@@ -36,9 +37,47 @@ pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     stride: usize,
     acc: &mut [[S::Sum; PANELS]; ROWS],
 ) {
-    for _ in 0..depth {
-        // SAFETY: this turn reads column `k` of `ROWS` rows and vector `k` of `PANELS` panels, which are there, as the
-        // caller says.
+    // Of a small tile four columns at a time: counting them takes time beside so few products.
+    let turns = if ROWS * PANELS <= 6 { 4 } else { 1 };
+    let mut left = depth;
+    while left >= turns {
+        for turn in 0..turns {
+            // SAFETY: fewer than `depth` columns were before this one: it is there, as the caller says.
+            unsafe {
+                column::<S, ROWS, PANELS>(
+                    matrix.wrapping_add(turn * col),
+                    row,
+                    x.wrapping_add(turn * LANES),
+                    stride,
+                    acc,
+                )
+            };
+        }
+        // After the last column these may point past the end; they are not read then.
+        matrix = matrix.wrapping_add(turns * col);
+        x = x.wrapping_add(turns * LANES);
+        left -= turns;
+    }
+    for turn in 0..left {
+        // SAFETY: as above.
+        unsafe {
+            column::<S, ROWS, PANELS>(matrix.wrapping_add(turn * col), row, x.wrapping_add(turn * LANES), stride, acc)
+        };
+    }
+
+    /// Adds the products of one column.
+    ///
+    /// # Safety
+    /// The features of `S`; `matrix` reaches `ROWS` rows, `x` a vector in each of `PANELS` panels.
+    #[inline(always)]
+    unsafe fn column<S: TileLanes, const ROWS: usize, const PANELS: usize>(
+        matrix: *const f32,
+        row: usize,
+        x: *const f32,
+        stride: usize,
+        acc: &mut [[S::Sum; PANELS]; ROWS],
+    ) {
+        // SAFETY: as the caller says.
         unsafe {
             let mut vectors = [S::broadcast(0.0); PANELS];
             for (panel, vector) in vectors.iter_mut().enumerate() {
@@ -50,9 +89,6 @@ pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
                     *sum = S::add_product(value, vector, *sum);
                 }
             }
-            // After the last turn these may point past the end; they are not read then.
-            matrix = matrix.wrapping_add(col);
-            x = x.wrapping_add(LANES);
         }
     }
 }
@@ -72,21 +108,26 @@ pub(crate) const fn tile_rows(left: usize, max: usize) -> usize {
     }
 }
 
+/// Whether a kernel has tiles of so many rows and panels ([`tile_rows`]): the others are not compiled.
+pub(crate) const fn has_tile<S: TileLanes>(rows: usize, panels: usize) -> bool {
+    rows <= S::TILE_ROWS && panels <= S::TILE_PANELS && (rows != 6 || S::TILE_ROWS == 6)
+}
+
 /// Calls `$f::<S, ROWS, PANELS>(args)` for run-time `rows` and `panels`.
 macro_rules! with_tile {
     ($rows:expr, $panels:expr, $f:ident::<$s:ident>($($arg:expr),* $(,)?)) => {
         match ($rows, $panels) {
-            (12, 2) => $f::<$s, 12, 2>($($arg),*),
-            (8, 2) => $f::<$s, 8, 2>($($arg),*),
-            (6, 2) => $f::<$s, 6, 2>($($arg),*),
-            (4, 2) => $f::<$s, 4, 2>($($arg),*),
-            (2, 2) => $f::<$s, 2, 2>($($arg),*),
-            (1, 2) => $f::<$s, 1, 2>($($arg),*),
-            (12, _) => $f::<$s, 12, 1>($($arg),*),
-            (8, _) => $f::<$s, 8, 1>($($arg),*),
-            (6, _) => $f::<$s, 6, 1>($($arg),*),
-            (4, _) => $f::<$s, 4, 1>($($arg),*),
-            (2, _) => $f::<$s, 2, 1>($($arg),*),
+            (12, 2) if const { $crate::gemm::cpu::has_tile::<$s>(12, 2) } => $f::<$s, 12, 2>($($arg),*),
+            (8, 2) if const { $crate::gemm::cpu::has_tile::<$s>(8, 2) } => $f::<$s, 8, 2>($($arg),*),
+            (6, 2) if const { $crate::gemm::cpu::has_tile::<$s>(6, 2) } => $f::<$s, 6, 2>($($arg),*),
+            (4, 2) if const { $crate::gemm::cpu::has_tile::<$s>(4, 2) } => $f::<$s, 4, 2>($($arg),*),
+            (2, 2) if const { $crate::gemm::cpu::has_tile::<$s>(2, 2) } => $f::<$s, 2, 2>($($arg),*),
+            (1, 2) if const { $crate::gemm::cpu::has_tile::<$s>(1, 2) } => $f::<$s, 1, 2>($($arg),*),
+            (12, _) if const { $crate::gemm::cpu::has_tile::<$s>(12, 1) } => $f::<$s, 12, 1>($($arg),*),
+            (8, _) if const { $crate::gemm::cpu::has_tile::<$s>(8, 1) } => $f::<$s, 8, 1>($($arg),*),
+            (6, _) if const { $crate::gemm::cpu::has_tile::<$s>(6, 1) } => $f::<$s, 6, 1>($($arg),*),
+            (4, _) if const { $crate::gemm::cpu::has_tile::<$s>(4, 1) } => $f::<$s, 4, 1>($($arg),*),
+            (2, _) if const { $crate::gemm::cpu::has_tile::<$s>(2, 1) } => $f::<$s, 2, 1>($($arg),*),
             _ => $f::<$s, 1, 1>($($arg),*),
         }
     };

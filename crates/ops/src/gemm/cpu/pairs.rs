@@ -5,7 +5,7 @@
 //! at a time, in pairs of columns, so that one matrix serves forward and backward. A tile is then multiplied as in
 //! float32, in half as many steps.
 use super::product::{Job, Operands, PAIR_PANELS, RawTerm, Stage, matmul_tile};
-use super::quantized::Strip;
+use super::strip::Strip;
 use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
 use crate::activation::LANES;
 use crate::quant::{Quantized, any_run};
@@ -337,7 +337,7 @@ unsafe fn stage_block<P: PairLanes>(
 ) {
     let ([first_x, second_x], [m0, m1], [p0, p1]) = (x, rows, panels);
     let first = &stage.first;
-    let strips = first.quantized.is_some() && first.whole.col != 1;
+    let strips = first.quantized.is_some() && first.is_transposed();
     // A strip holds fewer columns.
     let most = if strips { DEPTH } else { 2 * PAIRS };
     let blocks = first.whole.depth.div_ceil(most).max(1);
@@ -360,11 +360,9 @@ unsafe fn stage_block<P: PairLanes>(
         }
         for s0 in (m0..m1).step_by(TASK_ROWS) {
             let s1 = m1.min(s0 + TASK_ROWS);
-            if let Some(matrix) = first.quantized.filter(|_| strips) {
-                let at = s0 + k0 * first.whole.col;
-                // SAFETY: `part <= DEPTH` and `s1 - s0 <= TASK_ROWS`. A quantized matrix that is not in rows is transposed, its
-                // rows 1 apart: the last run ends with the last row, within the matrix.
-                unsafe { strip.fill::<P::Wide, P>(matrix, at, first.whole.col, s1 - s0, part) };
+            if strips {
+                // SAFETY: `part <= DEPTH` and `s1 - s0 <= TASK_ROWS`; the matrix has these rows and columns.
+                unsafe { strip.fill::<P::Wide, P>(first, [s0, s1 - s0], [k0, part]) };
             }
             let mut m = s0;
             while m < s1 {

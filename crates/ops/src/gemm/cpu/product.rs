@@ -1,9 +1,9 @@
 //! A product, how it is cut into tasks, and the tile that all kernels have.
-use super::{DEPTH, tile};
+use super::{DEPTH, TASK_ROWS, tile};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::Quantized;
-use crate::simd::{TileLanes, prefetch};
+use crate::simd::{self, Level, TileLanes, prefetch};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
 
@@ -15,6 +15,11 @@ const MOST_ROWS: usize = 288;
 const TASK_PANELS: usize = 16;
 /// The same in pairs: a tile is packed once for all of them.
 pub(super) const PAIR_PANELS: usize = 32;
+
+/// Rows and panels of a task from which packing all of its tiles pays, and the most panels of such a task.
+const STRIP_ROWS: usize = 48;
+const STRIP_PANELS: usize = 8;
+const MOST_STRIP_PANELS: usize = 64;
 
 /// What a tile multiplies: rows of a matrix, and panels of an activation.
 #[derive(Clone, Copy)]
@@ -67,6 +72,8 @@ pub(super) struct Job<'a> {
     pub(super) few: bool,
     /// Operands are rounded to bfloat16 and multiplied in pairs.
     pub(super) pairs: bool,
+    /// All tiles of a task are packed at one depth, and multiplied with one panel after the other.
+    pub(super) by_panel: bool,
     pub(super) stages: SmallVec<[Stage<'a>; 1]>,
     /// Rows of a task.
     pub(super) row_step: usize,
@@ -173,10 +180,20 @@ impl<'a> Job<'a> {
         // Enough tasks for every thread, each of many rows: a task reads its panels, and rounds them, once for all of them.
         let threads = rayon::current_num_threads();
         let (most_panels, wanted) = if pairs { (PAIR_PANELS, 2 * threads) } else { (TASK_PANELS, 4 * threads) };
-        let panel_step = panels.div_ceil(wanted).next_multiple_of(2).clamp(2, most_panels);
+        let mut panel_step = panels.div_ceil(wanted).next_multiple_of(2).clamp(2, most_panels);
         let row_tasks = wanted.div_ceil(panels.div_ceil(panel_step).max(1));
-        let row_step = rows.div_ceil(row_tasks).next_multiple_of(12).clamp(12, MOST_ROWS);
-        let panel_step = if rows <= row_step { panel_step } else { most_panels };
+        let mut row_step = rows.div_ceil(row_tasks).next_multiple_of(12).clamp(12, MOST_ROWS);
+        if rows > row_step {
+            panel_step = most_panels;
+        }
+        // Tiles of twelve rows are wide enough that reading the panels once a tile costs less than packing.
+        let by_panel = !pairs && rows >= STRIP_ROWS && panels >= STRIP_PANELS && simd::level() != Level::Avx512;
+        if by_panel {
+            // Packing costs least where many panels share it: first few rows a task, then few panels.
+            row_step = rows.div_ceil(wanted).next_multiple_of(12).clamp(24, TASK_ROWS);
+            let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
+            panel_step = panels.div_ceil(panel_tasks).clamp(STRIP_PANELS, MOST_STRIP_PANELS);
+        }
         let mut job = Self {
             out: out.shared().get(),
             rows,
@@ -187,6 +204,7 @@ impl<'a> Job<'a> {
             zero: false,
             few: out.tokens() <= LANES / 2,
             pairs,
+            by_panel,
             stages: SmallVec::new(),
             row_step,
             panel_step,
@@ -231,6 +249,11 @@ impl<'a> Job<'a> {
 }
 
 impl<'a> RawTerm<'a> {
+    /// Whether a column's numbers lie end to end, and a row's do not.
+    pub(super) const fn is_transposed(&self) -> bool {
+        self.whole.row == 1 && self.whole.col != 1
+    }
+
     /// A term of a product with so many panels.
     fn new(term: &Term<'a>, panels: usize) -> Self {
         let Matrix { data, row, col } = term.matrix;

@@ -3,7 +3,7 @@
 //! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are transposed in registers and fill the
 //! lanes. The sum of each row equals that of `matmul` to the bit: the same multiply-adds in the same order. A step of
 //! generation consists of such products.
-use super::{DEPTH, quantized};
+use super::{DEPTH, widen};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::simd::{Number, Simd, dispatch};
@@ -144,7 +144,7 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
                     let wide: *mut f32 = wide.as_mut_ptr().cast();
                     for k in (0..depth).step_by(DEPTH) {
                         let part = DEPTH.min(depth - k);
-                        quantized::widen_rows::<S>(values, at + k, row, count, part, wide);
+                        widen::quantized_rows::<S>(values, at + k, row, count, part, wide);
                         let rows = Rows { from: wide.cast_const(), row: part, count, depth: part, left: count * part };
                         add_rows::<S, f32, TURNS>(&rows, x.as_ptr().add(k), &mut sums);
                     }

@@ -1,0 +1,137 @@
+//! Tiles of a matrix, packed for the products of a task.
+use super::product::{RawTerm, TILE_ROWS};
+use super::{DEPTH, TASK_ROWS, tile_rows};
+use crate::activation::LANES;
+use crate::simd::{Simd, TileLanes};
+use std::mem::MaybeUninit;
+
+/// Copies `ROWS` floats.
+///
+/// # Safety
+/// Both places hold that many, at any alignment.
+#[inline(always)]
+unsafe fn copy<const ROWS: usize>(from: *const f32, to: *mut f32) {
+    // SAFETY: both places hold `ROWS` floats; neither move needs an alignment, and all is read before it is written.
+    unsafe { to.cast::<[f32; ROWS]>().write_unaligned(from.cast::<[f32; ROWS]>().read_unaligned()) }
+}
+
+/// Copies column `k` of a tile's rows, which lie `row` apart, end to end.
+///
+/// # Safety
+/// `from` reaches `ROWS` rows, `to` has room for as many floats.
+#[inline(always)]
+unsafe fn gather<const ROWS: usize>(from: *const f32, row: usize, to: *mut f32) {
+    for index in 0..ROWS {
+        // SAFETY: row `index` is one of `ROWS`.
+        unsafe { *to.add(index) = *from.add(index * row) };
+    }
+}
+
+/// Calls `$f::<ROWS>(args)` for a run-time number of a tile's rows.
+macro_rules! with_rows {
+    ($rows:expr, $f:ident($($arg:expr),*)) => {
+        match $rows {
+            12 => $f::<12>($($arg),*),
+            8 => $f::<8>($($arg),*),
+            6 => $f::<6>($($arg),*),
+            4 => $f::<4>($($arg),*),
+            2 => $f::<2>($($arg),*),
+            _ => $f::<1>($($arg),*),
+        }
+    };
+}
+
+impl RawTerm<'_> {
+    /// Packs the columns `k0..k0 + depth` of `rows` rows from `m` on end to end.
+    ///
+    /// # Safety
+    /// The features of `S`; the matrix is transposed and has these rows and columns; `rows` are a tile's; `to` has room for `rows *
+    /// depth` numbers and 15 more.
+    #[inline(always)]
+    pub(super) unsafe fn columns<S: Simd>(&self, [m, rows]: [usize; 2], [k0, depth]: [usize; 2], to: *mut f32) {
+        for k in 0..depth {
+            // SAFETY: column `k0 + k` is one of the matrix. What is widened beyond its rows lies within the 15 numbers more, and the next
+            // column overwrites it.
+            unsafe {
+                let to = to.add(k * rows);
+                let run = self.column::<S>([m, rows], k0 + k, to);
+                if run != to.cast_const() {
+                    with_rows!(rows, copy(run, to));
+                }
+            }
+        }
+    }
+}
+
+/// The tiles of a matrix that a task needs at one depth, side by side: `[tile][depth][rows of the tile]` in float32.
+pub(super) struct Strip {
+    values: [MaybeUninit<f32>; DEPTH * TASK_ROWS],
+    /// A tile's rows, or a column, as they were widened.
+    widened: [MaybeUninit<f32>; DEPTH * TILE_ROWS + LANES],
+}
+
+impl Strip {
+    #[allow(clippy::large_stack_arrays, reason = "216 KiB of a thread's stack, so that the strip stays in L2")]
+    #[inline(always)]
+    pub(super) const fn new() -> Self {
+        Self {
+            values: [MaybeUninit::uninit(); DEPTH * TASK_ROWS],
+            widened: [MaybeUninit::uninit(); DEPTH * TILE_ROWS + LANES],
+        }
+    }
+
+    /// Packs `rows` rows from `m` on and `depth` columns from `k0` on, for tiles of the lanes `T`.
+    ///
+    /// # Safety
+    /// The features of `S`; the matrix has these rows and columns; `rows <= TASK_ROWS` and `depth <= DEPTH`.
+    #[inline(always)]
+    pub(super) unsafe fn fill<S: Simd, T: TileLanes>(
+        &mut self,
+        term: &RawTerm<'_>,
+        [m, rows]: [usize; 2],
+        [k0, depth]: [usize; 2],
+    ) {
+        let (to, buffer): (*mut f32, *mut f32) = (self.values.as_mut_ptr().cast(), self.widened.as_mut_ptr().cast());
+        if term.is_transposed() {
+            // A run of the matrix serves all tiles, so that the scale of its block is looked up once.
+            for k in 0..depth {
+                // SAFETY: column `k0 + k` is one of the matrix, and `buffer` has room for `rows <= TASK_ROWS` numbers and more. A
+                // tile takes `tile <= rows - done` of them to the place `done * depth + k * tile` of `values`: all tiles together
+                // take `rows * depth` floats, which it has room for.
+                unsafe {
+                    let run = term.column::<S>([m, rows], k0 + k, buffer);
+                    let mut done = 0;
+                    while done < rows {
+                        let tile = tile_rows(rows - done, T::TILE_ROWS);
+                        let (from, to) = (run.add(done), to.add(done * depth + k * tile));
+                        with_rows!(tile, copy(from, to));
+                        done += tile;
+                    }
+                }
+            }
+            return;
+        }
+        let mut done = 0;
+        while done < rows {
+            let tile = tile_rows(rows - done, T::TILE_ROWS);
+            // SAFETY: these rows and columns are some of the matrix. `buffer` has room for a tile of `DEPTH` columns. The tile takes the
+            // floats `done * depth..(done + tile) * depth` of `values`.
+            unsafe {
+                let (from, row) = term.rows::<S>([m + done, tile], [k0, depth], buffer);
+                let col = if from == buffer.cast_const() { 1 } else { term.whole.col };
+                for k in 0..depth {
+                    let (from, to) = (from.add(k * col), to.add(done * depth + k * tile));
+                    with_rows!(tile, gather(from, row, to));
+                }
+            }
+            done += tile;
+        }
+    }
+
+    /// The tile that begins with row `row` of the strip, `depth` runs end to end. It is written if [`Strip::fill`] was
+    /// called with that depth and more rows than `row`.
+    #[inline(always)]
+    pub(super) fn tile(&self, row: usize, depth: usize) -> *const f32 {
+        self.values.as_ptr().cast::<f32>().wrapping_add(row * depth)
+    }
+}
