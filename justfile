@@ -347,10 +347,12 @@ lint:
     find src crates tests fuzz -name '*.rs' -exec rustfmt --check --edition 2024 {} +
     cargo clippy --all-targets --locked -- -D warnings
 
+# One thread more than processors: tests of GPU memory wait for each other.
+
 # run the tests: just test [FILTER…]
 [group('develop')]
 test *ARGS: _cxx
-    cargo test --locked "$@"
+    RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(({{ num_cpus() }} + 1))}" cargo test --locked "$@"
 
 # the tests compile a stand-in for GPUs
 _cxx:

@@ -1,6 +1,6 @@
 //! Several products as one parallel job: one fork and join, tasks of all of them handed out together. Each product has the
 //! sums that it has alone.
-use super::product::Job as Tiles;
+use super::product::{Job as Tiles, Order};
 use super::{matmul, pairs, vector};
 use crate::gemm::Product;
 use crate::par;
@@ -43,7 +43,10 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
                 Job::Vector(job) => job.run(task - begin),
                 Job::Tiles(job) => {
                     let [rows, panels] = job.part(task - begin);
-                    if job.pairs { pairs::block(job, rows, panels) } else { matmul::block(job, rows, panels) }
+                    match job.order {
+                        Order::InPairs => pairs::block(job, rows, panels),
+                        Order::ByTile | Order::ByPanel => matmul::block(job, rows, panels),
+                    }
                 }
             }
         }

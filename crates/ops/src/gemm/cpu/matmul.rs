@@ -1,5 +1,5 @@
 //! `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
-use super::product::{Job, Operands, RawTerm, Stage, TILE_ROWS, matmul_tile};
+use super::product::{Job, Operands, Order, RawTerm, Stage, TILE_ROWS, matmul_tile};
 use super::strip::Strip;
 use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
 use crate::activation::LANES;
@@ -104,7 +104,8 @@ unsafe fn stage_block<'a, S: Simd, T: TileLanes>(
     let (term, first) = (&stage.first, &stage.first.whole);
     let blocks = first.depth.div_ceil(DEPTH).max(1);
     let depth = first.depth.div_ceil(blocks);
-    let strips = job.by_panel || term.quantized.is_some() && term.is_transposed();
+    let by_panel = job.order == Order::ByPanel;
+    let strips = by_panel || term.quantized.is_some() && term.is_transposed();
     let mut strip = Strip::new();
     #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
     let mut packed = [std::mem::MaybeUninit::<f32>::uninit(); DEPTH * TILE_ROWS + LANES];
@@ -138,11 +139,11 @@ unsafe fn stage_block<'a, S: Simd, T: TileLanes>(
         let (tiles, steps) = (rows.len(), (p1 - p0).div_ceil(T::TILE_PANELS));
         let mut tile = None;
         for turn in 0..tiles * steps {
-            let (at, step) = if job.by_panel { (turn % tiles, turn / tiles) } else { (turn / steps, turn % steps) };
+            let (at, step) = if by_panel { (turn % tiles, turn / tiles) } else { (turn / steps, turn % steps) };
             let p = p0 + step * T::TILE_PANELS;
             // SAFETY: the rows end with `m1`, and the panels with `p1`.
             unsafe {
-                if job.by_panel || step == 0 {
+                if by_panel || step == 0 {
                     tile = Some(block.tile::<S, T>(rows[at], buffer));
                 }
                 if let Some(tile) = tile {
@@ -165,7 +166,7 @@ dispatch! { fn matmul_block_at = matmul_block(job: &Job<'_>, m0: usize, m1: usiz
 /// The rows and the panels are one task's ([`Job::part`]), and no other thread has it. The operands have passed the checks of
 /// `gemm::matmul_grouped` and stay borrowed, `out` for writing.
 pub(super) unsafe fn block(job: &Job<'_>, [m0, m1]: [usize; 2], [p0, p1]: [usize; 2]) {
-    let in_strips = || job.by_panel || job.stages.iter().any(|stage| stage.first.quantized.is_some());
+    let in_strips = || job.order == Order::ByPanel || job.stages.iter().any(|stage| stage.first.quantized.is_some());
     let step = match job.panels {
         // One panel uses each number once: the matrix is read as it lies in memory.
         1 => TILE_ROWS,

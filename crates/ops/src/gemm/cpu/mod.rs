@@ -22,6 +22,33 @@ const DEPTH: usize = 512;
 /// The most rows of the matrix that are packed together ([`strip`]). A task that packs a tile at a time may have more.
 const TASK_ROWS: usize = 96;
 
+/// Adds the products of one column.
+///
+/// # Safety
+/// The features of `S`; `matrix` reaches `ROWS` rows, `x` a vector in each of `PANELS` panels.
+#[inline(always)]
+unsafe fn column<S: TileLanes, const ROWS: usize, const PANELS: usize>(
+    matrix: *const f32,
+    row: usize,
+    x: *const f32,
+    stride: usize,
+    acc: &mut [[S::Sum; PANELS]; ROWS],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut vectors = [S::broadcast(0.0); PANELS];
+        for (panel, vector) in vectors.iter_mut().enumerate() {
+            *vector = S::read(x.add(panel * stride));
+        }
+        for (index, sums) in acc.iter_mut().enumerate() {
+            let value = S::broadcast(*matrix.add(index * row));
+            for (sum, vector) in sums.iter_mut().zip(vectors) {
+                *sum = S::add_product(value, vector, *sum);
+            }
+        }
+    }
+}
+
 /// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
 ///
 /// # Safety
@@ -42,16 +69,9 @@ pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     let mut left = depth;
     while left >= turns {
         for turn in 0..turns {
+            let (matrix, x) = (matrix.wrapping_add(turn * col), x.wrapping_add(turn * LANES));
             // SAFETY: fewer than `depth` columns were before this one: it is there, as the caller says.
-            unsafe {
-                column::<S, ROWS, PANELS>(
-                    matrix.wrapping_add(turn * col),
-                    row,
-                    x.wrapping_add(turn * LANES),
-                    stride,
-                    acc,
-                )
-            };
+            unsafe { column::<S, ROWS, PANELS>(matrix, row, x, stride, acc) };
         }
         // After the last column these may point past the end; they are not read then.
         matrix = matrix.wrapping_add(turns * col);
@@ -59,37 +79,9 @@ pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
         left -= turns;
     }
     for turn in 0..left {
+        let (matrix, x) = (matrix.wrapping_add(turn * col), x.wrapping_add(turn * LANES));
         // SAFETY: as above.
-        unsafe {
-            column::<S, ROWS, PANELS>(matrix.wrapping_add(turn * col), row, x.wrapping_add(turn * LANES), stride, acc)
-        };
-    }
-
-    /// Adds the products of one column.
-    ///
-    /// # Safety
-    /// The features of `S`; `matrix` reaches `ROWS` rows, `x` a vector in each of `PANELS` panels.
-    #[inline(always)]
-    unsafe fn column<S: TileLanes, const ROWS: usize, const PANELS: usize>(
-        matrix: *const f32,
-        row: usize,
-        x: *const f32,
-        stride: usize,
-        acc: &mut [[S::Sum; PANELS]; ROWS],
-    ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            let mut vectors = [S::broadcast(0.0); PANELS];
-            for (panel, vector) in vectors.iter_mut().enumerate() {
-                *vector = S::read(x.add(panel * stride));
-            }
-            for (index, sums) in acc.iter_mut().enumerate() {
-                let value = S::broadcast(*matrix.add(index * row));
-                for (sum, vector) in sums.iter_mut().zip(vectors) {
-                    *sum = S::add_product(value, vector, *sum);
-                }
-            }
-        }
+        unsafe { column::<S, ROWS, PANELS>(matrix, row, x, stride, acc) };
     }
 }
 

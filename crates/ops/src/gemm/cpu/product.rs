@@ -59,6 +59,17 @@ pub(super) struct Stage<'a> {
     pub(super) begins: bool,
 }
 
+/// How a task computes its block of the result.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// One tile of the matrix after the other, each with all panels.
+    ByTile,
+    /// All tiles are packed at one depth, and multiplied with one panel after the other.
+    ByPanel,
+    /// One tile after the other; operands are rounded to bfloat16 and multiplied in pairs.
+    InPairs,
+}
+
 /// A product, and how it is cut into tasks.
 pub(super) struct Job<'a> {
     out: *mut f32,
@@ -70,10 +81,7 @@ pub(super) struct Job<'a> {
     zero: bool,
     /// Only the first eight lanes of the one panel have a token.
     pub(super) few: bool,
-    /// Operands are rounded to bfloat16 and multiplied in pairs.
-    pub(super) pairs: bool,
-    /// All tiles of a task are packed at one depth, and multiplied with one panel after the other.
-    pub(super) by_panel: bool,
+    pub(super) order: Order,
     pub(super) stages: SmallVec<[Stage<'a>; 1]>,
     /// Rows of a task.
     pub(super) row_step: usize,
@@ -187,8 +195,13 @@ impl<'a> Job<'a> {
             panel_step = most_panels;
         }
         // Tiles of twelve rows are wide enough that reading the panels once a tile costs less than packing.
-        let by_panel = !pairs && rows >= STRIP_ROWS && panels >= STRIP_PANELS && simd::level() != Level::Avx512;
-        if by_panel {
+        let by_panel = rows >= STRIP_ROWS && panels >= STRIP_PANELS && simd::level() != Level::Avx512;
+        let order = match by_panel {
+            _ if pairs => Order::InPairs,
+            true => Order::ByPanel,
+            false => Order::ByTile,
+        };
+        if order == Order::ByPanel {
             // Packing costs least where many panels share it: first few rows a task, then few panels.
             row_step = rows.div_ceil(wanted).next_multiple_of(12).clamp(24, TASK_ROWS);
             let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
@@ -203,8 +216,7 @@ impl<'a> Job<'a> {
             addend: std::ptr::null(),
             zero: false,
             few: out.tokens() <= LANES / 2,
-            pairs,
-            by_panel,
+            order,
             stages: SmallVec::new(),
             row_step,
             panel_step,
