@@ -140,7 +140,7 @@ pub fn print_exact(text: &str) -> Result<()> {
 /// Writes a text of the program itself to standard output, byte for byte. Keys such as `hub_token` in it hold no secrets.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub(super) fn print_reference(text: &str) -> Result<()> {
     print_bytes(text.as_bytes())
 }
@@ -148,7 +148,7 @@ pub(super) fn print_reference(text: &str) -> Result<()> {
 /// Writes a model's answer to standard output: as it is into a file or a pipe, escaped where a terminal would obey it.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub(super) fn print_answer(text: &str) -> Result<()> {
     if std::io::stdout().is_terminal() { print_bytes(escaped(text).as_bytes()) } else { print_bytes(text.as_bytes()) }
 }

@@ -15,7 +15,7 @@ pub const CANDIDATES: [Strategy; 4] = [Strategy::Ddp, Strategy::Zero1, Strategy:
 /// [`CANDIDATES`], each with the way it shards memory. All ranks choose the same.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Peer`]; those of [`MemoryModel::rank`].
+/// [`tunesmith_base::Kind::Peer`]; those of `MemoryModel::rank`.
 pub fn choose(
     source: &ModelSource,
     candidates: &[(Strategy, Way)],
