@@ -13,7 +13,7 @@ const PACK_PANELS: usize = 6;
 const PACK_DEPTH: usize = 4096;
 
 /// # Safety
-/// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`] where a strip of them is dequantized, and the panels `p0..p1` are
+/// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`] where they are packed in a strip, and the panels `p0..p1` are
 /// some of `out`, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`.
 #[inline(always)]
 unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {

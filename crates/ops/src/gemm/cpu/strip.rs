@@ -15,7 +15,7 @@ unsafe fn copy<const ROWS: usize>(from: *const f32, to: *mut f32) {
     unsafe { to.cast::<[f32; ROWS]>().write_unaligned(from.cast::<[f32; ROWS]>().read_unaligned()) }
 }
 
-/// Copies column `k` of a tile's rows, which lie `row` apart, end to end.
+/// Copies one number of each of `ROWS` rows, which lie `row` floats apart, end to end.
 ///
 /// # Safety
 /// `from` reaches `ROWS` rows, `to` has room for as many floats.
