@@ -33,7 +33,8 @@
 //! A model is a list of **segments** (embedding, block 0..L-1, head). A segment has `forward(x) -> (y, saved)` and
 //! `backward(saved, dy) -> dx`, composed by hand from [`ops`] that come in the same pairs; there is no tape. Weights
 //! are arrays in a device's memory. Activations are [`ops::activation::Activation`]s: on the CPU, panels of 16 tokens
-//! in memory from a pool. Batches are padding-free: a flat token stream with `cu_seqlens`.
+//! in memory from a pool. Batches are padding-free: a flat token stream with `cu_seqlens`. A thread shares its work with
+//! others inside [`ops::par::within`], where every command runs, and computes alone elsewhere.
 #![warn(missing_docs)]
 
 pub mod cmd;

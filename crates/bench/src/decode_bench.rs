@@ -169,7 +169,7 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
         weight_bytes,
         peak_bytes: peak_bytes(model.device()),
         simd: kernels(model.device(), &config)?,
-        threads: rayon::current_num_threads(),
+        threads: tunesmith_ops::par::threads(),
     })
 }
 

@@ -359,7 +359,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         label_tokens,
         loss,
         simd: kernels(device, config)?,
-        threads: rayon::current_num_threads(),
+        threads: tunesmith_ops::par::threads(),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Work shared among the threads of the current pool. Each begins with a stretch of neighbouring tasks, so that it reads
+//! Work shared among the threads of the current thread's pool. Each begins with a stretch of neighbouring tasks, so that it reads
 //! memory in one direction, and then helps where tasks are left, so that a slow or busy core delays only one task.
 //! Results never depend on who ran what: a task owns what it writes.
 use std::cell::{Cell, UnsafeCell};
@@ -14,27 +14,26 @@ pub const TASK: usize = 1 << 16;
 const MOST: usize = 1024;
 
 /// Does `work` with the threads that work is shared among: one a core (or `RAYON_NUM_THREADS`), fewer where the system does
-/// not give as many, at least the current one.
+/// not give as many, at least the current one, which is one of them: handing each operation over to another thread would cost a small
+/// model a tenth of its time.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Memory`]: not even that.
 pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse::<usize>().ok());
-    // 0 is rayon's own choice.
-    let threads = asked.map_or(0, |asked| asked.min(MOST));
-    if rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().is_ok() {
-        return Ok(work());
-    }
-    // The global pool has only one try.
-    let mut threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) / 2;
-    while threads > 0 {
-        if let Ok(pool) = pool(threads) {
-            return Ok(pool.install(work));
-        }
+    let mut threads = asked.filter(|&asked| asked > 0).unwrap_or_else(cores).min(MOST);
+    // Tried first: a thread can become one of a pool only once, and it stays one of a pool whose other threads did not start.
+    while threads > 1 && pool(threads - 1).is_err() {
         threads /= 2;
     }
-    let current = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
-    current.map(|pool| pool.install(work)).map_err(no_threads)
+    let all = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build();
+    all.map(|pool| pool.install(work)).map_err(no_threads)
+}
+
+/// How many threads [`run`] shares work among: those of the pool that the current thread is one of, or that thread alone.
+pub fn threads() -> usize {
+    rayon::current_thread_index().map_or(1, |_| rayon::current_num_threads())
 }
 
 /// A pool of so many threads.
@@ -51,9 +50,10 @@ fn no_threads(error: rayon::ThreadPoolBuildError) -> Error {
         .hint("raise the limits of processes and memory (ulimit -u, ulimit -v, pids.max), or set train.num_threads")
 }
 
-/// Runs `task(0)..task(count - 1)`, each once, and returns when all are done.
+/// Runs `task(0)..task(count - 1)`, each once, and returns when all are done. A thread of a pool ([`within`], [`pool`]) shares them
+/// with the others; any other thread runs them alone.
 pub fn run(count: usize, task: impl Fn(usize) + Sync) {
-    let threads = rayon::current_num_threads().min(count);
+    let threads = threads().min(count);
     if threads <= 1 {
         (0..count).for_each(task);
         return;
@@ -122,10 +122,10 @@ impl Stretches {
 /// falling asleep. For work of many short parts, such as the step of one token, where waking threads would cost more
 /// than the parts themselves.
 pub fn together<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    if rayon::current_num_threads() <= 1 || !TEAM.get().is_null() {
+    let threads = threads();
+    if threads <= 1 || !TEAM.get().is_null() {
         return work();
     }
-    let threads = rayon::current_num_threads();
     let team = Team::new(threads);
     rayon::scope(|scope| {
         for own in 1..threads {

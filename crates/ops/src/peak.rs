@@ -37,7 +37,7 @@ dispatch! { fn spin = spin_kernel(rounds: usize, seed: &[f32; 16]) -> f32; }
 /// Floating-point operations per second (a multiply-add counts as two) of all threads together, measured for about
 /// `seconds` at the current SIMD level.
 pub fn flops(seconds: f64) -> f64 {
-    let (threads, rounds) = (rayon::current_num_threads(), 400_000);
+    let (threads, rounds) = (par::threads(), 400_000);
     let chains = match simd::level() {
         Level::Avx512 => 12,
         Level::Avx2 | Level::Neon => 6,
@@ -93,7 +93,7 @@ pub fn product_flops(seconds: f64) -> f64 {
     if simd::pair_level().is_none() {
         return flops(seconds);
     }
-    let (threads, rounds) = (rayon::current_num_threads(), 200_000);
+    let (threads, rounds) = (par::threads(), 200_000);
     let (mut best, start) = (0.0f64, Instant::now());
     while start.elapsed().as_secs_f64() < seconds {
         let one = Instant::now();
@@ -162,7 +162,7 @@ pub fn read_bandwidth(seconds: f64) -> f64 {
 /// `seconds` on 64 MiB a thread, which no cache holds.
 pub fn copy_rate(seconds: f64) -> f64 {
     const FLOATS: usize = 16 << 20;
-    let threads = rayon::current_num_threads();
+    let threads = par::threads();
     let from: Vec<Vec<f32>> = (0..threads).map(|_| vec![1.0; FLOATS]).collect();
     let mut to: Vec<Vec<f32>> = (0..threads).map(|_| vec![0.0; FLOATS]).collect();
     let parts: Vec<par::Shared<f32>> = to.iter_mut().map(|part| par::Shared(part.as_mut_ptr())).collect();

@@ -155,7 +155,7 @@ impl FeatureMaker {
                 let Some(encoder) = &encoder else { continue };
                 let from = Arc::clone(files);
                 let read: ReadPixels = Arc::new(move |file| from.pixels(file));
-                let ahead = Ahead::of(lacking.clone(), rayon::current_num_threads(), Arc::clone(&read));
+                let ahead = Ahead::of(lacking.clone(), tunesmith_ops::par::threads(), Arc::clone(&read));
                 for file in &lacking {
                     let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
                     let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("image {file}")))?;

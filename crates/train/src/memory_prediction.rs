@@ -156,7 +156,7 @@ const fn blocks(checkpointing: Checkpointing) -> (usize, usize) {
 
 /// Number of threads of a rank.
 pub(crate) fn threads(config: &Config) -> usize {
-    config.train.num_threads.unwrap_or_else(rayon::current_num_threads)
+    config.train.num_threads.unwrap_or_else(tunesmith_ops::par::threads)
 }
 
 /// The names of the model's tensors that are trained in full.

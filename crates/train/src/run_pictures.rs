@@ -106,7 +106,7 @@ impl Pictures for RunPictures {
 
     fn read_ahead(&self, files: Vec<String>) {
         // A step computes on all threads too: half of them keep up with it.
-        let threads = rayon::current_num_threads().div_ceil(2);
+        let threads = tunesmith_ops::par::threads().div_ceil(2);
         let source = Arc::clone(&self.source);
         let next = Ahead::of(files, threads, Arc::new(move |file| source.pixels(file)));
         let before = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(next));

@@ -320,7 +320,7 @@ impl Checked {
             format!("{} {} {} {optimizer:?} {later}", train.bf16, train.fp16, train.optim),
             format!("{strategy} {} {}", comm.name(), comm.world().local_size),
             format!("{request:?} {} {} {}", self.dataset.fingerprint, data.packing, model.max_seq_len),
-            format!("{} {memory} {group} {} {:?}", machine.processor, rayon::current_num_threads(), simd::level()),
+            format!("{} {memory} {group} {} {:?}", machine.processor, tunesmith_ops::par::threads(), simd::level()),
             format!("{:?} {:?}", self.source.device, device::kernels(self.source.device, &self.config)),
         ];
         blake3::hash(parts.join("\n").as_bytes())

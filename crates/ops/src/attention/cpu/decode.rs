@@ -184,7 +184,7 @@ pub(in crate::attention) fn decode(
     let (to, q_stride, o_stride): (Shared<f32>, usize, usize) = (o.shared(), q.stride(), o.stride());
     let group = heads.query / heads.kv;
     // Few queries: a group is cut, so that every thread has work.
-    let few = queries.len() * heads.kv < 2 * rayon::current_num_threads();
+    let few = queries.len() * heads.kv < 2 * par::threads();
     let part = if few { 1 } else { group.min(MAX_GROUP) };
     let parts: Vec<Range<usize>> = (0..heads.kv)
         .flat_map(|kv| (0..group).step_by(part).map(move |at| kv * group + at..kv * group + group.min(at + part)))

@@ -155,7 +155,7 @@ pub(in crate::gemm) fn outer(out: &mut [f32], [row, col]: [usize; 2], y: &Activa
         x_stride: x.act.stride(),
         panels: y.panels(),
     };
-    let step = TASK_ROWS.min(rows.div_ceil(rayon::current_num_threads()).next_multiple_of(12));
+    let step = TASK_ROWS.min(rows.div_ceil(par::threads()).next_multiple_of(12));
     let job = &job;
     par::run(rows.div_ceil(step), |task| {
         let (m0, m1) = (task * step, rows.min((task + 1) * step));

@@ -187,7 +187,7 @@ impl<'a> Job<'a> {
         let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
         let pairs = out.pool().in_pairs();
         // Enough tasks for every thread, each of many rows: a task reads its panels, and rounds them, once for all of them.
-        let threads = rayon::current_num_threads();
+        let threads = crate::par::threads();
         let (most_panels, wanted) = if pairs { (PAIR_PANELS, 2 * threads) } else { (TASK_PANELS, 4 * threads) };
         let mut panel_step = panels.div_ceil(wanted).next_multiple_of(2).clamp(2, most_panels);
         let row_tasks = wanted.div_ceil(panels.div_ceil(panel_step).max(1));

@@ -190,7 +190,7 @@ impl<'a> Job<'a> {
             .iter()
             .map(|term| Part { matrix: term.matrix, x: term.x.panel(0).iter().step_by(LANES).copied().collect() })
             .collect();
-        let step = rows.div_ceil(ROWS).div_ceil(4 * rayon::current_num_threads()).min(TASK_BLOCKS) * ROWS;
+        let step = rows.div_ceil(ROWS).div_ceil(4 * crate::par::threads()).min(TASK_BLOCKS) * ROWS;
         Self { out: out.shared().get(), init, parts, rows, step }
     }
 
