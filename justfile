@@ -347,7 +347,7 @@ lint:
     find src crates tests fuzz -name '*.rs' -exec rustfmt --check --edition 2024 {} +
     cargo clippy --all-targets --locked -- -D warnings
 
-# One thread more than processors: tests of GPU memory wait for each other.
+# One thread more than processors: some tests wait for programs that they start, or for each other.
 
 # run the tests: just test [FILTER…]
 [group('develop')]

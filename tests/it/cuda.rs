@@ -1,6 +1,8 @@
 //! The whole engine on a GPU: the stand-in of `crates/device/stand_in`, or a real one with `TUNESMITH_TEST_GPU=1`. The limits are
 //! those of the CPU.
-use crate::parity::{check_full, check_passes, check_training, check_variant_of, families, on_gpu, other_kinds, root};
+use crate::parity::{
+    alone, check_full, check_passes, check_training, check_variant_of, families, on_gpu, other_kinds, root,
+};
 use crate::run::ends::metrics;
 use crate::run::fixture::{Fixture, said, tunesmith};
 use crate::run::resume::straight_equals_stopped;
@@ -16,6 +18,9 @@ const TRAINED: [&str; 8] =
 
 #[test]
 fn every_family_computes_as_pytorch_on_a_gpu() {
+    if !alone("cuda::every_family_computes_as_pytorch_on_a_gpu") {
+        return;
+    }
     on_gpu(|| {
         // The next test checks the passes of those that it trains.
         for family in families().iter().filter(|family| !TRAINED.contains(&family.as_str())) {
@@ -26,6 +31,9 @@ fn every_family_computes_as_pytorch_on_a_gpu() {
 
 #[test]
 fn families_train_as_peft_on_a_gpu() {
+    if !alone("cuda::families_train_as_peft_on_a_gpu") {
+        return;
+    }
     on_gpu(|| {
         // The recipe has all.
         for family in TRAINED {
@@ -51,6 +59,9 @@ fn full_fine_tuning_equals_pytorch_on_a_gpu() {
 
 #[test]
 fn every_kind_of_adapter_equals_peft_on_a_gpu() {
+    if !alone("cuda::every_kind_of_adapter_equals_peft_on_a_gpu") {
+        return;
+    }
     on_gpu(|| {
         for variant in ["dora", "modules_to_save"] {
             check_variant_of("llama", variant);
@@ -59,6 +70,14 @@ fn every_kind_of_adapter_equals_peft_on_a_gpu() {
             check_variant_of("qwen2", &variant);
         }
     });
+}
+
+#[test]
+fn encoders_of_images_compute_as_pytorch_on_a_gpu() {
+    if !alone("cuda::encoders_of_images_compute_as_pytorch_on_a_gpu") {
+        return;
+    }
+    on_gpu(crate::vision::check_of_each_kind);
 }
 
 #[test]

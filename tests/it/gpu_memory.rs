@@ -1,6 +1,6 @@
 //! Memory on GPUs: what a plan counts against what the engine takes, and what the host holds while a model is loaded. All on
 //! GPU 1 of the stand-in, which no other test of this process uses.
-use crate::parity::{families, golden};
+use crate::parity::{alone, families, golden};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -90,6 +90,9 @@ const MODES: [(&str, &str); 7] = [
 
 #[test]
 fn families_take_what_is_predicted() {
+    if !alone("gpu_memory::families_take_what_is_predicted") {
+        return;
+    }
     check(
         &[
             "llama",
@@ -110,6 +113,9 @@ fn families_take_what_is_predicted() {
 
 #[test]
 fn makers_formats_take_what_is_predicted() {
+    if !alone("gpu_memory::makers_formats_take_what_is_predicted") {
+        return;
+    }
     let modes = ["auto", "nf4", "none"]
         .map(|word| (word, format!("{{model: {{quantization: {word}}}, tuning: {{lora: {{r: 4}}}}}}")));
     let modes: Vec<_> = modes.iter().map(|(word, text)| (*word, text.as_str())).collect();
@@ -163,21 +169,6 @@ fn check(folders: &[PathBuf], modes: &[(&str, &str)]) {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// Whether this process runs that test alone, so that what the process holds is the test's. Else it starts one that does, and
-/// holds it to succeed.
-fn alone(test: &str) -> bool {
-    const VARIABLE: &str = "TUNESMITH_TEST_ALONE";
-    if std::env::var_os(VARIABLE).is_some_and(|name| name == test) {
-        return true;
-    }
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let ended = command.args(["--exact", test, "--nocapture"]).env(VARIABLE, test).output().unwrap();
-    let text = String::from_utf8_lossy(&ended.stdout);
-    print!("{text}");
-    assert!(ended.status.success() && text.contains("1 passed"), "{}", String::from_utf8_lossy(&ended.stderr));
-    false
 }
 
 /// A folder with a model of 40 million numbers in bfloat16, whose largest matrix has 8 million.
@@ -318,6 +309,9 @@ fn tables_that_wait_on_the_host_change_no_bit_and_free_memory() {
 
 #[test]
 fn weights_that_wait_on_the_host_change_no_bit_and_two_blocks_of_them_are_held() {
+    if !alone("gpu_memory::weights_that_wait_on_the_host_change_no_bit_and_two_blocks_of_them_are_held") {
+        return;
+    }
     let modes = [
         ("lora", "tuning: {lora: {r: 4}}"),
         ("qlora, bf16", "{model: {quantization: nf4}, tuning: {lora: {r: 4}}, train: {bf16: true}}"),
@@ -408,6 +402,9 @@ fn tables_that_a_gpu_needs_do_not_wait_on_the_host() {
 
 #[test]
 fn long_passes_in_tiles_compute_the_same_and_take_less_memory() {
+    if !alone("gpu_memory::long_passes_in_tiles_compute_the_same_and_take_less_memory") {
+        return;
+    }
     let _gpu = gpu();
     let text = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 256, "max_position_embeddings": 512,
