@@ -15,7 +15,7 @@ const MOST: usize = 1024;
 
 /// Does `work` with the threads that work is shared among: one a core (or `RAYON_NUM_THREADS`), fewer where the system does
 /// not give as many, at least the current one, which is one of them: handing each operation over to another thread would cost a small
-/// model a tenth of its time.
+/// model up to a sixth of its time.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Memory`]: not even that.
