@@ -403,17 +403,11 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Whether a temporary file in a folder has something in it.
-fn is_being_written(folder: &Path) -> bool {
-    let temporary = names(folder).into_iter().filter(|name| name.contains(".tmp-"));
-    temporary.into_iter().any(|name| fs::metadata(folder.join(name)).is_ok_and(|metadata| metadata.len() > 0))
-}
-
 #[test]
 fn a_signal_ends_a_command_at_once_and_leaves_nothing_half_written() {
     let fixture = Fixture::new();
-    // So many rows that no signal comes after the end.
-    let rows = fs::read_to_string(fixture.path("train.jsonl")).unwrap().repeat(400);
+    // So many rows that writing takes several turns.
+    let rows = fs::read_to_string(fixture.path("train.jsonl")).unwrap().repeat(200);
     fs::write(fixture.path("train.jsonl"), rows).unwrap();
     let config = fixture.config("run", &["data.use_cache: false"]);
     let config = config.to_str().unwrap();
@@ -421,43 +415,52 @@ fn a_signal_ends_a_command_at_once_and_leaves_nothing_half_written() {
     let out = out.to_str().unwrap();
     let process = &["process", config, "--out", out][..];
     let data = &["data", config, "--dump", out][..];
+    let folder = fixture.path("to");
     let cases = [(process, libc::SIGTERM), (process, libc::SIGINT), (process, libc::SIGHUP), (data, libc::SIGTERM)];
     for (args, signal) in cases {
-        let mut child = tunesmith(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        wait_until("a temporary file", || is_being_written(&fixture.path("to")));
+        let mut child = stopped_while_it_writes(args, &folder);
         send(&child, signal);
+        send(&child, libc::SIGCONT);
         let status = child.wait().unwrap();
         assert_eq!(status.signal(), Some(signal), "{args:?}: {status}");
-        assert_eq!(names(&fixture.path("to")), [""; 0], "{args:?}");
+        assert_eq!(names(&folder), [""; 0], "{args:?}");
     }
     // Killed outright it leaves its file, which the next one removes; that of a living one stays.
-    let begin =
-        || tunesmith(&["process", config, "--out", out]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let mut first = begin();
-    wait_until("a temporary file", || is_being_written(&fixture.path("to")));
+    let mut first = stopped_while_it_writes(process, &folder);
     first.kill().unwrap();
     first.wait().unwrap();
-    let left = names(&fixture.path("to"));
+    let left = names(&folder);
     assert!(!left.is_empty());
-    let mut second = begin();
-    wait_until("the left-over goes", || {
-        let names = names(&fixture.path("to"));
-        !names.is_empty() && names.iter().all(|name| !left.contains(name))
-    });
-    // It stays alive, and does not end before the third begins.
-    send(&second, libc::SIGSTOP);
-    let state = format!("/proc/{}/stat", second.id());
-    wait_until("the second to stand still", || {
-        std::fs::read_to_string(&state).map_or(true, |state| state.contains(") T "))
-    });
-    let living = names(&fixture.path("to"));
-    let mut third = begin();
-    wait_until("a third", || names(&fixture.path("to")).len() > living.len());
-    assert!(living.iter().all(|name| names(&fixture.path("to")).contains(name)));
+    let mut second = stopped_while_it_writes(process, &folder);
+    let living = names(&folder);
+    assert!(living.iter().all(|name| !left.contains(name)), "{left:?} {living:?}");
+    let mut third = stopped_while_it_writes(process, &folder);
+    let now = names(&folder);
+    assert!(living.iter().all(|name| now.contains(name)), "{living:?} {now:?}");
     for child in [&mut second, &mut third] {
         child.kill().unwrap();
         child.wait().unwrap();
     }
+}
+
+/// Starts a command and stops it (`SIGSTOP`) while its temporary file in `folder` has something in it. It runs in short
+/// turns, so that it does not end before somebody looks.
+fn stopped_while_it_writes(args: &[&str], folder: &Path) -> std::process::Child {
+    let mut child = tunesmith(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mark = format!(".tmp-{}-", child.id());
+    let stat = format!("/proc/{}/stat", child.id());
+    wait_until("a temporary file", || {
+        send(&child, libc::SIGCONT);
+        std::thread::sleep(Duration::from_millis(2));
+        send(&child, libc::SIGSTOP);
+        wait_until("it to stand still", || {
+            assert!(child.try_wait().unwrap().is_none(), "{args:?} has ended");
+            fs::read_to_string(&stat).unwrap().contains(") T ")
+        });
+        let own = names(folder).into_iter().filter(|name| name.contains(&mark));
+        own.into_iter().any(|name| fs::metadata(folder.join(name)).is_ok_and(|metadata| metadata.len() > 0))
+    });
+    child
 }
 
 #[test]
