@@ -1,8 +1,7 @@
 //! The whole engine on a GPU: the stand-in of `crates/device/stand_in`, or a real one with `TUNESMITH_TEST_GPU=1`. The limits are
 //! those of the CPU.
-use crate::parity::{
-    alone, check_full, check_passes, check_training, check_variant_of, families, on_gpu, other_kinds, root,
-};
+use crate::parity::{check_full, check_passes, check_training, check_variant_of, families, on_gpu, other_kinds, root};
+use crate::processes::alone;
 use crate::run::ends::metrics;
 use crate::run::fixture::{Fixture, said, tunesmith};
 use crate::run::resume::straight_equals_stopped;

@@ -1,6 +1,7 @@
 //! Memory on GPUs: what a plan counts against what the engine takes, and what the host holds while a model is loaded. All on
 //! GPU 1 of the stand-in, which no other test of this process uses.
-use crate::parity::{alone, families, golden};
+use crate::parity::{families, golden};
+use crate::processes::alone;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -40,6 +40,7 @@ mod picture_sources;
 mod pictures;
 mod plan;
 mod precision;
+mod processes;
 mod quantization;
 mod run;
 mod shard;

@@ -37,25 +37,6 @@ const FULL: f32 = 2e-5;
 
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// Whether this process runs that test alone: what the process holds is then the test's, and the stand-in GPU, which runs one kernel of a
-/// process at a time, works for no other. Else it starts such a process, and holds it to succeed.
-pub fn alone(test: &str) -> bool {
-    const VARIABLE: &str = "TUNESMITH_TEST_ALONE";
-    if std::env::var_os(VARIABLE).is_some_and(|name| name == test) {
-        return true;
-    }
-    if std::env::var_os("TUNESMITH_TEST_GPU").is_none() {
-        // Built once for all that start now.
-        testing::stand_in();
-    }
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let ended = command.args(["--exact", test, "--nocapture"]).env(VARIABLE, test).output().unwrap();
-    let text = String::from_utf8_lossy(&ended.stdout);
-    print!("{text}");
-    assert!(ended.status.success() && text.contains("1 passed"), "{}", String::from_utf8_lossy(&ended.stderr));
-    false
-}
-
 /// The repository: where cargo runs this, or where a test binary that was built elsewhere is told that it is.
 pub fn root() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)

@@ -11,6 +11,7 @@ use tunesmith::train::autobatch::measure_pass::PassMeasurer;
 use super::{Large, ROUNDING, Run};
 use crate::comm::gloo_is_there;
 use crate::parity;
+use crate::processes::alone;
 use crate::run::fixture::{said, tunesmith};
 
 /// The first of two ranks, whose peer always says the same.
@@ -62,7 +63,7 @@ impl Collectives for Peer {
 #[test]
 fn the_worst_rank_counts() {
     // What other tests free meanwhile would be taken off what the pass takes.
-    if !parity::alone("memory::ranks::the_worst_rank_counts") {
+    if !alone("memory::ranks::the_worst_rank_counts") {
         return;
     }
     let mut model = parity::adapted("llama", &parity::golden("llama").join("adapter_init"), 0);

@@ -1,0 +1,38 @@
+//! Processes of tests: one for a test alone, and the time that one takes.
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Whether this process runs that test alone: what the process holds is then the test's, and the stand-in GPU, which runs one kernel of a
+/// process at a time, works for no other. Else it starts such a process, and holds it to succeed.
+pub fn alone(test: &str) -> bool {
+    const VARIABLE: &str = "TUNESMITH_TEST_ALONE";
+    if std::env::var_os(VARIABLE).is_some_and(|name| name == test) {
+        return true;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let ended = command.args(["--exact", test, "--nocapture"]).env(VARIABLE, test).output().unwrap();
+    let text = String::from_utf8_lossy(&ended.stdout);
+    print!("{text}");
+    assert!(ended.status.success() && text.contains("1 passed"), "{}", String::from_utf8_lossy(&ended.stderr));
+    false
+}
+
+/// What a command writes to its standard output, and the processor time that it takes: on a busy machine the same as on an idle one.
+pub fn processor_time(command: &mut Command) -> (String, Duration) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    // SAFETY: all zeros are a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let mut status = 0;
+    let process = i32::try_from(child.id()).unwrap();
+    // SAFETY: both pointers are to places of this function; the child has not been waited for.
+    assert_eq!(unsafe { libc::wait4(process, &raw mut status, 0, &raw mut usage) }, process);
+    assert_eq!(status, 0);
+    let of = |time: libc::timeval| {
+        Duration::from_secs(u64::try_from(time.tv_sec).unwrap())
+            + Duration::from_micros(u64::try_from(time.tv_usec).unwrap())
+    };
+    (text, of(usage.ru_utime) + of(usage.ru_stime))
+}
