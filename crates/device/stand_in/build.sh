@@ -11,7 +11,7 @@ folder=$(mkdir -p "$1" && cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 crates=$(cd "$here/../.." && pwd)
 cxx=${CXX:-g++}
-flags=(-std=c++17 -O2 -fPIC -pthread -Wall -Wextra -Werror -I "$here" -I "$crates/device/src/cuda" -ffp-contract=off)
+flags=(-std=c++17 -O2 -fPIC -fno-semantic-interposition -pthread -Wall -Wextra -Werror -I "$here" -I "$crates/device/src/cuda" -ffp-contract=off)
 # What this processor has: a multiply-add in one instruction instead of a call. Numbers do not change, as nothing is contracted.
 if [[ $("$cxx" -dumpmachine) == x86_64* ]] && grep -qsw avx2 /proc/cpuinfo && grep -qsw fma /proc/cpuinfo; then
     flags+=(-mavx2 -mfma)
@@ -64,7 +64,7 @@ done < <(find "$crates" -name '*.cu' | sort)
 for job in "${jobs[@]}"; do
     wait "$job"
 done
-"$cxx" -shared -pthread -Wl,-soname,libcuda.so.1 -o "$folder/libcuda.so.1" "${objects[@]}"
+"$cxx" -shared -pthread -Wl,-Bsymbolic -Wl,-soname,libcuda.so.1 -o "$folder/libcuda.so.1" "${objects[@]}"
 "$cxx" "${flags[@]}" -shared -Wl,-soname,libnvrtc.so.13 -o "$folder/libnvrtc.so.13" "$here/nvrtc.cpp"
 "$cxx" "${flags[@]}" -O3 -shared -Wl,-soname,libcublasLt.so.13 -Wl,-rpath,'$ORIGIN' -o "$folder/libcublasLt.so.13" \
     "$here/cublaslt.cpp" "$folder/libcuda.so.1"

@@ -149,11 +149,10 @@ struct State {
     char *shared = nullptr;
 };
 
-// One kernel runs at a time.
-State &state() {
-    static State *state = new State;
-    return *state;
-}
+// One kernel runs at a time. It lives as long as the process: threads of the stand-in may outlive destructors.
+State *const the_state = new State;
+
+State &state() { return *the_state; }
 
 std::mutex &running() {
     static std::mutex *mutex = new std::mutex;
