@@ -291,8 +291,8 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
 int cuDeviceGetAttribute(int *value, int attribute, int) {
     ENTER(INVALID_DEVICE);
     switch (attribute) {
-    case 75: *value = 9; return SUCCESS;
-    case 76: *value = 0; return SUCCESS;
+    case 75: *value = int(number("TUNESMITH_STAND_IN_CAPABILITY", 90) / 10); return SUCCESS;
+    case 76: *value = int(number("TUNESMITH_STAND_IN_CAPABILITY", 90) % 10); return SUCCESS;
     case 16: *value = 4; return SUCCESS;
     case 97: *value = 232448; return SUCCESS;
     default: return INVALID_VALUE;
