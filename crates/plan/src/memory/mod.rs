@@ -27,7 +27,7 @@ use tunesmith_device::gpu::WORKSPACE;
 use tunesmith_ops::loss::linear::chunk_tokens;
 
 /// Bytes of the program itself on the CPU: code, threads' stacks, and what the allocator keeps unused. Measured.
-pub const PROGRAM: u64 = 16 << 20;
+pub const PROGRAM: u64 = 30 << 20;
 /// Bytes of a process on a GPU that no tensor is in: CUDA's context and kernels. Assumed. The driver counts them as used before a
 /// run measures what is free.
 pub const CUDA_CONTEXT: u64 = 600 << 20;
