@@ -16,6 +16,7 @@ use super::row_pass::{Walker, threads};
 use super::source::{self, RawRow};
 use super::split::Split;
 use super::template::ChatTemplate;
+use super::template_coverage::unknown_end;
 use super::tokenizer::Tokenizer;
 use super::tokens::{self, TokenSet, TokenWriter};
 use super::{contamination, dedupe, labels, mix};
@@ -141,6 +142,8 @@ pub fn load(
     report.from_cache = !loader.missed.get();
     report.templated = forms(&inputs.train).iter().any(|form| !form.is_plain());
     report.warnings = loader.warnings.take();
+    let templated = loader.encoder.template.as_ref().filter(|_| report.templated);
+    report.warnings.extend(templated.and_then(|template| unknown_end(template, &loader.encoder.tokenizer)));
     report.warnings.extend(labels::warnings(&classes));
     let sets =
         [("train", Some(&report.train)), ("validation", validation_counts.as_ref()), ("test", test_counts.as_ref())];

@@ -249,11 +249,14 @@ impl Counts {
         if self.unlabeled > 0 {
             let cut = match self.unlabeled_by_truncation {
                 0 => String::new(),
-                cut => format!(", {cut} of them because truncation cut the labels off"),
+                cut => format!(
+                    ", {cut} of them because truncation cut the labels off: raise model.max_seq_len, or set data.truncation: left"
+                ),
             };
             warnings.push(format!(
-                "{set}: {} without labels left out{cut} (first: {})",
-                count(self.unlabeled, "row"),
+                "{set}: {} of {} without labels left out{cut} (first: {})",
+                self.unlabeled,
+                count(self.rows, "row"),
                 self.unlabeled_places.join(", ")
             ));
         }

@@ -1,10 +1,12 @@
-//! Which parts of a conversation the chat template leaves out. A template without tool support writes nothing for a
+//! Which parts of a conversation the chat template leaves out, and which of its marks the tokenizer does not have. A template without tool support writes nothing for a
 //! tool call, and the model would learn to answer nothing where it should call a tool. Such rows are refused. Messages
 //! and tools that the template leaves out become notes in the data report.
-use serde_json::Value;
+use regex::Regex;
+use serde_json::{Value, json};
 
 use super::messages::Conversation;
 use super::template::{ChatTemplate, Rendered};
+use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Result};
 
 /// Checks that the template writes the tool calls of a conversation, given its `renderings`.
@@ -35,6 +37,28 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
         }
     }
     Ok(())
+}
+
+/// A warning if the template ends the assistant's turns with a mark, such as `<|im_end|>`, that is not one token of this tokenizer. A
+/// model then learns to write the mark's characters, and its answers do not stop there.
+pub fn unknown_end(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<String> {
+    const ANSWER: &str = "zzanswerzz";
+    let messages =
+        vec![json!({"role": "user", "content": "zzquestionzz"}), json!({"role": "assistant", "content": ANSWER})];
+    let text = template.render(&Conversation { messages, ..Conversation::default() }, false).ok()?.text;
+    let mark = Regex::new(r"<\|?[^<>|\s]+\|?>").ok()?;
+    let is_unknown = |mark: &str| tokenizer.id(mark).is_none();
+    let (_, after) = text.rsplit_once(ANSWER)?;
+    let end = mark.find(after).map(|found| found.as_str()).filter(|end| is_unknown(end))?;
+    let mut unknown: Vec<&str> =
+        mark.find_iter(&text).map(|found| found.as_str()).filter(|mark| is_unknown(mark)).collect();
+    unknown.sort_unstable();
+    unknown.dedup();
+    Some(format!(
+        "the chat template ({}) ends a turn with {end}, which is not a token of this model: answers would not stop there. \
+         Set tuning.new_tokens: {unknown:?}, or gen.stop_strings",
+        template.origin()
+    ))
 }
 
 /// Phrases for the parts of a conversation that are not in `text`, its last rendering: messages other than the

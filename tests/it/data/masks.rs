@@ -220,12 +220,38 @@ fn rows_without_labels_are_counted_and_a_set_without_any_is_refused() {
     let data = load_text("rows.jsonl", format!("{good}\n{bad}\n{good}\n{bad}\n")).unwrap();
     assert_eq!((data.train.len(), data.report.train.unlabeled), (2, 2));
     assert!(data.report.train.unlabeled_places[0].ends_with("rows.jsonl:2"));
-    assert!(data.report.warnings[0].contains("2 rows without labels"), "{:?}", data.report.warnings);
+    assert!(data.report.warnings[0].contains("2 of 4 rows without labels"), "{:?}", data.report.warnings);
     assert_refused(
         load_text("rows.jsonl", format!("{bad}\n{bad}\n")),
         &["none of the 2 train rows", "no token carries"],
     );
     assert_refused(load_text("rows.jsonl", "{\"input_ids\": [1, 2], \"labels\": [1, -100]}"), &["none of the 1"]);
+}
+
+#[test]
+fn a_template_that_ends_turns_with_no_token_of_the_model_is_warned_of() {
+    use tunesmith::config::BuiltinTemplate::{Chatml, Gemma, Llama3};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    let row = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}"#;
+    std::fs::write(&path, row).unwrap();
+    // Its tokenizer has the tokens of ChatML alone.
+    let model = crate::parity::root().join("examples/quickstart/model");
+    let warnings = |template| {
+        let mut config = config(&path);
+        config.data.chat_template = Some(template);
+        tunesmith::data::load(&config, &model, 1024.into(), &tunesmith::data::Silent, None).unwrap().report.warnings
+    };
+    assert!(warnings(Chatml).is_empty(), "{:?}", warnings(Chatml));
+    for (template, end, tokens) in [
+        (Llama3, "<|eot_id|>", r#"["<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>"]"#),
+        (Gemma, "<end_of_turn>", r#"["<end_of_turn>", "<start_of_turn>"]"#),
+    ] {
+        let warnings = warnings(template).join("\n");
+        for part in [&format!("ends a turn with {end}, which"), &format!("tuning.new_tokens: {tokens}")] {
+            assert!(warnings.contains(part), "{warnings}");
+        }
+    }
 }
 
 #[test]
