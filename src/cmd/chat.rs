@@ -11,6 +11,7 @@ use super::infer::{Shower, named_images};
 use super::model_session::{AskArgs, ModelSession, Prompt};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::error::{Error, Result};
+use crate::eval::End;
 use crate::eval::chat::Memory;
 use crate::files;
 use crate::files::output::{Existing, check_output_file};
@@ -255,7 +256,12 @@ impl Chat {
         let Some(answer) = answer else { return Ok(None) };
         let said = self.session.parts(&answer)?;
         let speed = answer.tokens.len() as f64 / began.elapsed().as_secs_f64().max(1e-9);
-        let cut = if self.stop.load(Ordering::Relaxed) { ", cut off" } else { "" };
+        let cut = match answer.end {
+            _ if self.stop.load(Ordering::Relaxed) => ", cut off",
+            End::Length => ", cut at gen.max_new_tokens",
+            End::Context => ", cut at the end of the context",
+            End::Stop => "",
+        };
         let remark = format!(
             "[prompt {}, {} reused, {} written, {speed:.1} tokens/s{cut}]",
             count(prompt.ids.len(), "token"),

@@ -17,7 +17,7 @@ use super::terminal::{print_answer, print_exact, print_note, print_reasoning};
 use crate::data::{numbers, shows_picture};
 use crate::error::{Error, Result};
 use crate::eval::stream::certain;
-use crate::eval::{Answer, Go, Settings, SplitAnswer, Unwatched, Watcher, generate_with_images};
+use crate::eval::{Answer, End, Go, Settings, SplitAnswer, Unwatched, Watcher, generate_with_images};
 use crate::files;
 use crate::files::output::{Existing, check_output_file};
 use crate::words::{are, count};
@@ -161,7 +161,14 @@ fn single(args: &Args) -> Result<()> {
         generate_with_images(&session.model, std::slice::from_ref(&tokens), &images, &session.settings(), &mut shower)?;
     let Some(answer) = answers.and_then(|mut answers| answers.pop()) else { return Ok(()) };
     if !args.json {
-        return print_exact("\n");
+        print_exact("\n")?;
+        let most = session.settings().max_new_tokens;
+        match answer.end {
+            End::Length => print_note(&format!("the answer is cut at gen.max_new_tokens = {most}")),
+            End::Context => print_note("the answer is cut at the end of the model's context"),
+            End::Stop => {}
+        }
+        return Ok(());
     }
     let seconds = began.elapsed().as_secs_f64();
     let (reasoning, text) = session.parts(&answer)?;

@@ -8,6 +8,7 @@ use super::args::{ConfigArgs, check_model_folder};
 use super::download::Downloads;
 use super::generation_flags::GenerationFlags;
 use super::provenance;
+use super::terminal::print_note;
 use super::trained::{Trained, open_base};
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::peft;
@@ -180,6 +181,10 @@ impl AskArgs {
         });
         let tokenizer = Tokenizer::load_with(&tokenizer_dir, new_tokens)?;
         let template = if self.raw { None } else { ChatTemplate::of(&tokenizer_dir, &tokenizer, &config.data)? };
+        let answers = model.arch.score.is_none() && !self.raw;
+        if answers && template.is_none() && sight.as_ref().is_none_or(|sight| sight.pictures().chat().is_some()) {
+            print_note("the model has no chat template: it continues the prompt as plain text, as with --raw");
+        }
         let mut stop_ids = [tokenizer.stop_ids(), &arch.eos_token_ids].concat();
         stop_ids.extend(template.as_ref().and_then(|template| end_of_turn(template, &tokenizer)));
         stop_ids.sort_unstable();
