@@ -357,20 +357,25 @@ fn printable(text: &str) -> String {
 }
 
 /// A row as the model sees it: `{text, input_ids, labels}` for each of its sequences, or for another task
-/// `{text, input_ids, label}`.
+/// `{text, input_ids, label}`. `loss_weight` is there if it is not 1.
 ///
 /// # Errors
 /// Those of reading the row.
 pub(super) fn rendered(data: &Dataset, split: &Split, index: usize) -> Result<Vec<Value>> {
     let target = split.target(index)?;
+    let (sequences, weight) = split.sequences(index)?;
     let sequence = |Example { input_ids, labels }: Example| {
         let text = data.tokenizer.decode(&input_ids, false)?;
-        Ok(match target {
+        let mut row = match target {
             Some(target) => json!({ "text": text, "input_ids": input_ids, "label": labelled(data, target) }),
             None => json!({ "text": text, "input_ids": input_ids, "labels": labels }),
-        })
+        };
+        if weight != 1.0 {
+            row["loss_weight"] = weight.into();
+        }
+        Ok(row)
     };
-    split.sequences(index)?.0.into_iter().map(sequence).collect()
+    sequences.into_iter().map(sequence).collect()
 }
 
 /// Writes every training, validation and test row as a JSON line.

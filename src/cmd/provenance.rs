@@ -61,6 +61,15 @@ pub fn check_base(parts: &Parts, dir: &Path, allow: &[String]) -> Result<()> {
     for difference in passed {
         print_note(&format!("{}: {difference}", dir.display()));
     }
+    let stamp = AdapterStamp::of(dir)?;
+    if let Some((_, rounds)) =
+        stamp.iter().filter_map(|stamp| stamp.field("adapter")?.rsplit_once("; loftq of ")).next()
+    {
+        print_note(&format!(
+            "{}: trained on a base that LoftQ changed in {rounds}, and used on the base without these changes",
+            dir.display()
+        ));
+    }
     Ok(())
 }
 

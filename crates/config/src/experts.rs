@@ -109,6 +109,11 @@ pub struct SharedExpert {
 }
 
 impl Experts {
+    /// Whether Transformers reads this family's experts only as its makers' files hold them, stacked.
+    pub const fn are_only_stacked(&self) -> bool {
+        matches!(self.names, ExpertNames::Gemma4 | ExpertNames::Granite)
+    }
+
     /// Tensor names of an expert's projections, within the block: gate, up and down, or up and down.
     pub fn names(&self, expert: usize) -> Vec<String> {
         let names = self.modules(expert).map(|module| format!("{module}.weight"));

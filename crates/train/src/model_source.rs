@@ -12,7 +12,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::Checkpoint;
 use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::peft::{self, Tensors};
-use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::arch::{Arch, Experts, TensorSpec};
 use tunesmith_config::vision::VisionArch;
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
 use tunesmith_data::Pictures;
@@ -175,7 +175,9 @@ impl Described {
         }
         let weights = match (config.model.init, arch.wrapper) {
             (Init::Pretrained, _) => Some(WeightFiles::open_model(&dir, &arch, &stored)?),
-            (Init::Random, None) if arch.is_renamed() => {
+            (Init::Random, None)
+                if arch.is_renamed() || arch.experts.as_ref().is_some_and(Experts::are_only_stacked) =>
+            {
                 return Err(Error::config(format!("model.init: random: not yet for {}", arch.family.model_type))
                     .hint("set model.init: pretrained"));
             }
