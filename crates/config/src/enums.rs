@@ -83,7 +83,7 @@ choices! {
     /// How several ranks share the work.
     Strategy {
         /// `single` with one rank. With several, the first of `ddp`, `zero1`, `zero2` and `fsdp` that fits in memory, or the one
-        /// that needs least.
+        /// that needs least. With `dp_ranks`, `dp`.
         Auto = "auto",
         /// One process, and an error where a launcher has started several.
         Single = "single",

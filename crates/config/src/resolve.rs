@@ -81,6 +81,7 @@ pub fn load_optional(
     resolver.of_nccl(env)?;
     let mut resolved = resolver.finish(path.unwrap_or(Path::new("the command line")))?;
     validate::disable_empty_validation(&mut resolved);
+    validate::ranks_as_threads(&mut resolved);
     validate::contradictions(&resolved)?;
     Ok(resolved)
 }
@@ -335,7 +336,9 @@ fn dotted(key: &str) -> String {
 /// Whether an unknown key may hold a secret, so that no message may show its value.
 fn is_secret(key: &str) -> bool {
     let key = key.to_lowercase();
-    ["token", "secret", "password", "api_key"].iter().any(|word| key.contains(word))
+    let of_text = ["eos_token", "bos_token", "pad_token", "unk_token", "image_token"];
+    ["secret", "password", "api_key"].iter().any(|word| key.contains(word))
+        || key.ends_with("token") && !of_text.iter().any(|token| key.ends_with(token))
 }
 
 /// The error for a key that does not exist: what takes its place, or the most similar key.

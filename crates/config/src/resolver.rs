@@ -49,6 +49,18 @@ impl Resolver {
                     Some((.., how)) => refused(&source, spelled, refusal.hint(*how)),
                     None => refused(&source, spelled, refusal),
                 },
+                Node::Float(share) if (0.0..1.0).contains(share) => match def.path().as_str() {
+                    // Transformers takes a share of all steps here.
+                    "train.warmup_steps" => {
+                        refused(&source, spelled, refusal.hint(format!("set train.warmup_ratio: {share}")))
+                    }
+                    "train.logging_steps" | "train.eval_steps" | "train.save_steps" => refused(
+                        &source,
+                        spelled,
+                        refusal.hint("a share of all steps is not yet part of this version: give a number of steps"),
+                    ),
+                    _ => refused(&source, spelled, refusal),
+                },
                 _ => refused(&source, spelled, refusal),
             }
         })?;

@@ -7,6 +7,9 @@ const SECRET: &str = "secrets do not belong in files; set the environment variab
 const QUANT: &str =
     "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant quantizes the scales too";
 
+const OF_THE_ADAPTER: &str = "tunesmith writes it into adapter_config.json by itself; remove the key";
+const PREFERENCES: &str = "preference training and reinforcement learning are not part of this version";
+
 /// A key, a word that other toolkits accept for it, and what to write instead.
 pub(super) const WORDS: &[(&str, &str, &str)] = &[
     ("tuning.mode", "dora", "set tuning.mode: lora and tuning.lora.use_dora: true; qlora goes with it too"),
@@ -17,6 +20,15 @@ pub(super) const WORDS: &[(&str, &str, &str)] = &[
     ("tuning.mode", "lora+", "set tuning.mode: lora and tuning.lora.loraplus_lr_ratio"),
     ("tuning.mode", "loraplus", "set tuning.mode: lora and tuning.lora.loraplus_lr_ratio"),
     ("tuning.mode", "boft", "set tuning.mode: oft, whose blocks do not overlap"),
+    ("tuning.mode", "dpo", PREFERENCES),
+    ("tuning.mode", "orpo", PREFERENCES),
+    ("tuning.mode", "kto", PREFERENCES),
+    ("tuning.mode", "ppo", PREFERENCES),
+    ("tuning.mode", "grpo", PREFERENCES),
+    ("train.optim", "adamw_hf", "set train.optim: adamw_torch"),
+    ("train.lr_scheduler_type", "wsd", "set train.lr_scheduler_type: warmup_stable_decay"),
+    ("model.device", "gpu", "set model.device: cuda"),
+    ("model.device", "mps", "GPUs are NVIDIA's alone: set model.device: cpu"),
     ("tuning.mode", "sft", "set task: causal_lm, which is the default; tuning.mode says which values are trained"),
 ];
 
@@ -30,6 +42,19 @@ pub(super) const LATER: &[(&str, &str)] = &[
         "train.weight_dtype",
         "what is trained is kept in float32 (docs/precision.md); model.dtype says how frozen weights are kept, train.grad_dtype how gradients",
     ),
+    ("train.model_name_or_path", "set model.name"),
+    ("train.use_peft", "set tuning.mode: lora"),
+    ("train.dataset_name", "set data.datasets: [{name: owner/name}]"),
+    ("train.load_in_4bit", QUANT),
+    ("train.load_in_8bit", "set model.quantization: int8"),
+    ("train.lora_r", "set tuning.lora.r"),
+    ("train.lora_alpha", "set tuning.lora.lora_alpha"),
+    ("train.lora_dropout", "set tuning.lora.lora_dropout"),
+    ("train.lora_target_modules", "set tuning.lora.target_modules"),
+    ("lora_r", "set tuning.lora.r"),
+    ("lora_alpha", "set tuning.lora.lora_alpha"),
+    ("lora_dropout", "set tuning.lora.lora_dropout"),
+    ("lora_target_modules", "set tuning.lora.target_modules"),
     ("train.mode", DAPT),
     ("train.block_size", DAPT),
     ("train.pack_factor", DAPT),
@@ -54,6 +79,15 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ),
     ("tuning.lora.loftq_config", "set tuning.lora.init_lora_weights: loftq, and tuning.lora.loftq_iter"),
     ("tuning.lora.lora_bias", "a bias on B is not yet part of this version; tuning.lora.bias trains the base's biases"),
+    ("tuning.lora.fan_in_fan_out", OF_THE_ADAPTER),
+    ("tuning.lora.inference_mode", OF_THE_ADAPTER),
+    ("tuning.lora.auto_mapping", OF_THE_ADAPTER),
+    ("tuning.lora.base_model_name_or_path", "set model.name"),
+    ("tuning.lora.peft_type", "set tuning.mode: lora, ia3 or oft"),
+    ("gen.max_length", "set gen.max_new_tokens, which does not count the prompt"),
+    ("gen.min_new_tokens", "not yet part of this version"),
+    ("gen.no_repeat_ngram_size", "not yet part of this version; gen.repetition_penalty makes repetitions less likely"),
+    ("gen.eos_token_id", "the model's files say it; gen.stop_strings ends answers at other texts"),
     ("tuning.lora.task_type", "the task says it: set task, and remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),
     ("logging.mlflow", "MLflow is not yet part of this version"),

@@ -32,6 +32,16 @@ pub(super) fn disable_empty_validation(resolved: &mut Resolved) {
     set_by(&mut resolved.settings, "train.eval_strategy", EvalStrategy::No.to_json(), &rows);
 }
 
+/// `train.dp_ranks` alone asks for ranks as threads, so `strategy: auto` is `dp` with it.
+pub(super) fn ranks_as_threads(resolved: &mut Resolved) {
+    let train = &resolved.config.train;
+    if train.dp_ranks.is_some() && train.strategy == Strategy::Auto {
+        let source = resolved.source("train.dp_ranks").clone();
+        resolved.config.train.strategy = Strategy::Dp;
+        set_by(&mut resolved.settings, "train.strategy", Strategy::Dp.to_json(), &source);
+    }
+}
+
 /// Refuses keys that contradict each other. The error names both with their sources.
 pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
@@ -52,7 +62,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "this schedule has no warm-up; use constant_with_warmup",
     )?;
     resolved.refuse_if(
-        train.dp_ranks.is_some() && matches!(train.strategy, Strategy::Auto | Strategy::Single | Strategy::Ddp),
+        train.dp_ranks.is_some() && matches!(train.strategy, Strategy::Single | Strategy::Ddp),
         "train.dp_ranks",
         "train.strategy",
         "strategy: dp, zero1, zero2, zero3 and fsdp have ranks as threads; other ranks are started by a launcher",

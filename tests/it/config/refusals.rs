@@ -142,7 +142,7 @@ fn contradictions_name_both_keys_and_their_sources() {
     );
     for (text, first, second) in [
         ("train: {load_best_model_at_end: true}", "load_best_model_at_end", "eval_strategy"),
-        ("train: {dp_ranks: 2}", "dp_ranks", "strategy"),
+        ("train: {dp_ranks: 2, strategy: single}", "dp_ranks", "strategy"),
         ("train: {strategy: zero3, fsdp_sharding_strategy: no_shard}", "fsdp_sharding_strategy", "strategy"),
         ("train: {early_stopping_patience: 2}", "early_stopping_patience", "eval_strategy"),
         ("train: {eval_strategy: epoch}\ndata: {train_path: x}", "eval_strategy", "val_path"),
@@ -243,6 +243,11 @@ fn a_run_needs_a_model_and_rows() {
     for word in ["model.token=hf_secret", "HF_TOKEN=hf_secret"] {
         let text = run(&[word]).unwrap_err().to_string();
         assert!(text.contains("=***") && !text.contains("hf_secret"), "{text}");
+    }
+    // What only counts or names tokens of text is shown.
+    for word in ["gen.min_new_tokens=5", "gen.eos_token=two"] {
+        let text = run(&[word]).unwrap_err().to_string();
+        assert!(text.contains(word), "{text}");
     }
 }
 

@@ -121,6 +121,8 @@ fn other_names_of_our_settings_are_settings() {
     assert_eq!(data.truncation.as_str(), "left");
     assert_eq!(config.model.dtype.as_str(), "bfloat16");
     assert_eq!(load("train: {completion_only_loss: true}").data.loss_on.as_str(), "completion");
+    assert_eq!(load("train: {assistant_only_loss: false}").data.loss_on.as_str(), "all");
+    assert_eq!(load("train: {dp_ranks: 2}").train.strategy.as_str(), "dp");
     assert_eq!(load("train: {adafactor: true}").train.optim.as_str(), "adafactor");
     assert!((load("data: {split: {val_ratio: 0.2}}").data.split - 0.2).abs() < 1e-12);
     // Of a file that is included the nearer one wins, whatever it is called there.

@@ -70,7 +70,7 @@ pub(super) const RULES: Rules = rules! {
     "accelerator_config" => With(accelerator); "split_batches: true is refused; the other keys are not needed",
     "activation_checkpointing_kwargs" => With(every_block); "there is only one way to recompute a block",
     "adafactor" => With(adafactor); "true becomes train.optim: adafactor",
-    "assistant_only_loss" => With(assistant_only); "true becomes data.loss_on: assistant; false leaves it to data.loss_on",
+    "assistant_only_loss" => With(assistant_only); "true becomes data.loss_on: assistant, false data.loss_on: all",
     "auto_find_batch_size" => Unsupported("set train.batch_size: auto, which measures before step 1 and loses no step"),
     "average_tokens_across_devices" => Only(&[Bool(true)], "the loss is always divided by the label tokens of all ranks"),
     "batch_eval_metrics" => NotNeeded(METRICS),
@@ -298,10 +298,8 @@ fn every_block(reader: &mut Reader, value: &Value) -> Result<()> {
 }
 
 fn assistant_only(reader: &mut Reader, value: &Value) -> Result<()> {
-    if value.flag()? {
-        return word_put(reader, value, "data.loss_on", "assistant");
-    }
-    reader.same(value, "data.loss_on says which tokens are learned")
+    let ours = if value.flag()? { "assistant" } else { "all" };
+    word_put(reader, value, "data.loss_on", ours)
 }
 
 fn completion_only(reader: &mut Reader, value: &Value) -> Result<()> {
