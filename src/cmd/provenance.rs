@@ -62,9 +62,7 @@ pub fn check_base(parts: &Parts, dir: &Path, allow: &[String]) -> Result<()> {
         print_note(&format!("{}: {difference}", dir.display()));
     }
     let stamp = AdapterStamp::of(dir)?;
-    if let Some((_, rounds)) =
-        stamp.iter().filter_map(|stamp| stamp.field("adapter")?.rsplit_once("; loftq of ")).next()
-    {
+    if let Some((_, rounds)) = stamp.iter().find_map(|stamp| stamp.field("adapter")?.rsplit_once("; loftq of ")) {
         print_note(&format!(
             "{}: trained on a base that LoftQ changed in {rounds}, and used on the base without these changes",
             dir.display()
