@@ -315,6 +315,20 @@ fn a_processor_of_another_kind_of_encoder_is_refused() {
 }
 
 #[test]
+fn an_encoder_whose_tensors_do_not_fit_its_configuration_is_refused() {
+    let fixture = paired();
+    let path = fixture.path("encoder/config.json");
+    let mut shape: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let of_images = if shape.get("vision_config").is_some() { &mut shape["vision_config"] } else { &mut shape };
+    of_images["intermediate_size"] = json!(7);
+    fs::write(&path, shape.to_string()).unwrap();
+    let config = fixture.config("run", &[&encoder(&fixture)]);
+    let refused = train(&config, &[]);
+    let message = said(&refused);
+    assert!(refused.status.code() == Some(4) && message.contains("expected [7, "), "{message}");
+}
+
+#[test]
 fn a_copy_of_a_row_s_image_that_is_lost_is_written_again() {
     let fixture = paired();
     let coded = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7";

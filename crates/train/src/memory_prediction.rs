@@ -96,7 +96,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
         offloaded,
-        engine: Arc::new(MetaEngine::new(Arch { bitsandbytes, ..arch.clone() }, config)),
+        engine: Arc::new(MetaEngine::new(Arch { bitsandbytes, ..arch.clone() }, config)?),
     })
 }
 

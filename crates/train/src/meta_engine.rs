@@ -101,9 +101,13 @@ const fn from_parts(eighth: u64, quarter: u64) -> u64 {
 }
 
 impl MetaEngine {
-    pub(crate) fn new(arch: Arch, config: &Config) -> Self {
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the files of an image encoder, which is opened now, do not fit it.
+    pub(crate) fn new(arch: Arch, config: &Config) -> Result<Self> {
         let config = config.clone();
-        Self { arch, config, walked: Mutex::default(), on_gpu: Mutex::default() }
+        let model = arch.vision.is_some().then(|| Model::on_meta(&arch, &config)).transpose()?;
+        let walked = Mutex::new(Walked { model, ..Walked::default() });
+        Ok(Self { arch, config, walked, on_gpu: Mutex::default() })
     }
 
     /// The model with these experts, its base held in that form.
