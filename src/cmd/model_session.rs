@@ -181,15 +181,16 @@ impl AskArgs {
         });
         let tokenizer = Tokenizer::load_with(&tokenizer_dir, new_tokens)?;
         let template = if self.raw { None } else { ChatTemplate::of(&tokenizer_dir, &tokenizer, &config.data)? };
-        let answers = model.arch.score.is_none() && !self.raw;
-        if answers && template.is_none() && sight.as_ref().is_none_or(|sight| sight.pictures().chat().is_some()) {
+        let pictures = sight.as_ref().map(Sight::pictures);
+        // A captioner gets no text, and a classifier needs no template.
+        let chats = model.arch.score.is_none() && pictures.as_ref().is_none_or(|pictures| pictures.chat().is_some());
+        if chats && template.is_none() && !self.raw {
             print_note("the model has no chat template: it continues the prompt as plain text, as with --raw");
         }
         let mut stop_ids = [tokenizer.stop_ids(), &arch.eos_token_ids].concat();
         stop_ids.extend(template.as_ref().and_then(|template| end_of_turn(template, &tokenizer)));
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        let pictures = sight.as_ref().map(Sight::pictures);
         let reasoning = template.as_ref().and_then(ReasoningForm::of);
         Ok(ModelSession { model, config, what, tokenizer, template, reasoning, stop_ids, pictures, values })
     }
@@ -217,13 +218,9 @@ fn look(config: &Config, seer: Seer<'_>, sees: bool, downloads: &Downloads) -> R
 
 /// The special token that ends the assistant's turn: the first one behind it, be it that of the next message.
 fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
-    const ANSWER: &str = "Certainly";
-    let question = json!({"role": "user", "content": "Question"});
-    let turns = [question.clone(), json!({"role": "assistant", "content": ANSWER}), question];
-    [2, 3].into_iter().find_map(|count| {
-        let text = template.render(&conversation(turns[..count].to_vec()), false).ok()?.text;
-        let tail = &text[text.rfind(ANSWER)? + ANSWER.len()..];
-        let ids = tokenizer.encode(tail, false).ok()?.ids;
+    [false, true].into_iter().find_map(|followed| {
+        let (text, end) = template.one_answer(followed)?;
+        let ids = tokenizer.encode(&text[end..], false).ok()?.ids;
         ids.into_iter().find(|id| tokenizer.is_special(*id))
     })
 }

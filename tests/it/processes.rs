@@ -19,6 +19,7 @@ pub fn alone(test: &str) -> bool {
 }
 
 /// What a command writes to its standard output, and the processor time that it takes: on a busy machine the same as on an idle one.
+#[expect(clippy::zombie_processes, reason = "`wait4` waits for it")]
 pub fn processor_time(command: &mut Command) -> (String, Duration) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut text = String::new();

@@ -109,7 +109,7 @@ pub struct SharedExpert {
 }
 
 impl Experts {
-    /// Whether Transformers reads this family's experts only as its makers' files hold them, stacked.
+    /// Whether Transformers reads this family's experts only from stacked tensors, as in the makers' files.
     pub const fn are_only_stacked(&self) -> bool {
         matches!(self.names, ExpertNames::Gemma4 | ExpertNames::Granite)
     }

@@ -335,10 +335,9 @@ fn dotted(key: &str) -> String {
 
 /// Whether an unknown key may hold a secret, so that no message may show its value.
 fn is_secret(key: &str) -> bool {
-    let key = key.to_lowercase();
-    let of_text = ["eos_token", "bos_token", "pad_token", "unk_token", "image_token"];
-    ["secret", "password", "api_key"].iter().any(|word| key.contains(word))
-        || key.ends_with("token") && !of_text.iter().any(|token| key.ends_with(token))
+    let of_text = ["new_tokens", "max_tokens", "min_tokens", "eos_token", "bos_token", "pad_token", "unk_token"];
+    let key = of_text.iter().fold(key.to_lowercase(), |key, word| key.replace(word, ""));
+    ["token", "secret", "password", "api_key"].iter().any(|word| key.contains(word))
 }
 
 /// The error for a key that does not exist: what takes its place, or the most similar key.

@@ -43,26 +43,11 @@ impl Resolver {
             return Ok(());
         }
         (def.set)(&mut Config::default(), &node).map_err(|refusal| {
-            let word = |given: &str| WORDS.iter().find(|(key, word, _)| def.path() == *key && *word == given);
-            match &node {
-                Node::Str(given) => match word(&given.to_lowercase()) {
-                    Some((.., how)) => refused(&source, spelled, refusal.hint(*how)),
-                    None => refused(&source, spelled, refusal),
-                },
-                Node::Float(share) if (0.0..1.0).contains(share) => match def.path().as_str() {
-                    // Transformers takes a share of all steps here.
-                    "train.warmup_steps" => {
-                        refused(&source, spelled, refusal.hint(format!("set train.warmup_ratio: {share}")))
-                    }
-                    "train.logging_steps" | "train.eval_steps" | "train.save_steps" => refused(
-                        &source,
-                        spelled,
-                        refusal.hint("a share of all steps is not yet part of this version: give a number of steps"),
-                    ),
-                    _ => refused(&source, spelled, refusal),
-                },
-                _ => refused(&source, spelled, refusal),
-            }
+            let refusal = match instead(&def.path(), &node) {
+                Some(how) => refusal.hint(how),
+                None => refusal,
+            };
+            refused(&source, spelled, refusal)
         })?;
         let node = match (self.found.remove(&def.path()), node, &source) {
             (Some(SourcedValue { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => {
@@ -72,6 +57,25 @@ impl Resolver {
         };
         self.found.insert(def.path(), SourcedValue { node, source });
         Ok(())
+    }
+}
+
+/// What to write instead of a value of another toolkit that a setting does not take.
+fn instead(key: &str, node: &Node) -> Option<String> {
+    match node {
+        Node::Str(given) => {
+            let given = given.to_lowercase();
+            WORDS.iter().find(|(of, word, _)| *of == key && *word == given).map(|(.., how)| (*how).to_owned())
+        }
+        // Transformers takes a share of all steps here.
+        Node::Float(share) if (0.0..1.0).contains(share) => match key {
+            "train.warmup_steps" => Some(format!("set train.warmup_ratio: {share}")),
+            "train.logging_steps" | "train.eval_steps" | "train.save_steps" => {
+                Some("a share of all steps is not yet part of this version: give a number of steps".to_owned())
+            }
+            _ => None,
+        },
+        _ => None,
     }
 }
 

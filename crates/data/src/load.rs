@@ -142,8 +142,9 @@ pub fn load(
     report.from_cache = !loader.missed.get();
     report.templated = forms(&inputs.train).iter().any(|form| !form.is_plain());
     report.warnings = loader.warnings.take();
-    let templated = loader.encoder.template.as_ref().filter(|_| report.templated);
-    report.warnings.extend(templated.and_then(|template| unknown_end(template, &loader.encoder.tokenizer)));
+    let Encoder { tokenizer, template, .. } = &loader.encoder;
+    let learned = template.as_ref().filter(|_| report.templated && config.task() == Task::CausalLm);
+    report.warnings.extend(learned.and_then(|it| unknown_end(it, tokenizer, &config.generation.stop_strings)));
     report.warnings.extend(labels::warnings(&classes));
     let sets =
         [("train", Some(&report.train)), ("validation", validation_counts.as_ref()), ("test", test_counts.as_ref())];

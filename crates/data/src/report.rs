@@ -247,14 +247,15 @@ impl Counts {
             }
         }
         if self.unlabeled > 0 {
-            let cut = match self.unlabeled_by_truncation {
-                0 => String::new(),
-                cut => format!(
-                    ", {cut} of them because truncation cut the labels off: raise model.max_seq_len, or set data.truncation: left"
+            let (cut, hint) = match self.unlabeled_by_truncation {
+                0 => (String::new(), ""),
+                cut => (
+                    format!(", {cut} of them because truncation cut the labels off"),
+                    ": raise model.max_seq_len, or set data.truncation: left",
                 ),
             };
             warnings.push(format!(
-                "{set}: {} of {} without labels left out{cut} (first: {})",
+                "{set}: {} of {} left out without labels{cut} (first: {}){hint}",
                 self.unlabeled,
                 count(self.rows, "row"),
                 self.unlabeled_places.join(", ")

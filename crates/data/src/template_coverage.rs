@@ -1,6 +1,9 @@
-//! Which parts of a conversation the chat template leaves out, and which of its marks the tokenizer does not have. A template without tool support writes nothing for a
+//! Which parts of a conversation the chat template leaves out. A template without tool support writes nothing for a
 //! tool call, and the model would learn to answer nothing where it should call a tool. Such rows are refused. Messages
-//! and tools that the template leaves out become notes in the data report.
+//! and tools that the template leaves out become notes in the data report. So does an end of turn that the tokenizer
+//! does not have.
+use std::collections::BTreeSet;
+
 use regex::Regex;
 use serde_json::{Value, json};
 
@@ -39,25 +42,36 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
     Ok(())
 }
 
-/// A warning if the template ends the assistant's turns with a mark, such as `<|im_end|>`, that is not one token of this tokenizer. A
-/// model then learns to write the mark's characters, and its answers do not stop there.
-pub fn unknown_end(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<String> {
-    const ANSWER: &str = "zzanswerzz";
-    let messages =
-        vec![json!({"role": "user", "content": "zzquestionzz"}), json!({"role": "assistant", "content": ANSWER})];
-    let text = template.render(&Conversation { messages, ..Conversation::default() }, false).ok()?.text;
+impl ChatTemplate {
+    /// Renders one question and its answer, with another question if `followed`. Returns the text, and where the answer ends in it;
+    /// `None` if the template refuses the conversation.
+    pub fn one_answer(&self, followed: bool) -> Option<(String, usize)> {
+        const ANSWER: &str = "Certainly";
+        let question = json!({"role": "user", "content": "Question"});
+        let mut messages = vec![question.clone(), json!({"role": "assistant", "content": ANSWER})];
+        messages.extend(followed.then_some(question));
+        let text = self.render(&Conversation { messages, ..Conversation::default() }, false).ok()?.text;
+        let end = text.rfind(ANSWER)? + ANSWER.len();
+        Some((text, end))
+    }
+}
+
+/// A warning if the template ends the assistant's turns with a mark, such as `<|im_end|>`, that is neither a token of this tokenizer nor one
+/// of `stop_strings`. A model then learns to write the mark's characters, and its answers do not stop there.
+pub fn unknown_end(template: &ChatTemplate, tokenizer: &Tokenizer, stop_strings: &[String]) -> Option<String> {
+    let (text, answer_end) = template.one_answer(false)?;
     let mark = Regex::new(r"<\|?[^<>|\s]+\|?>").ok()?;
-    let is_unknown = |mark: &str| tokenizer.id(mark).is_none();
-    let (_, after) = text.rsplit_once(ANSWER)?;
-    let end = mark.find(after).map(|found| found.as_str()).filter(|end| is_unknown(end))?;
-    let mut unknown: Vec<&str> =
-        mark.find_iter(&text).map(|found| found.as_str()).filter(|mark| is_unknown(mark)).collect();
-    unknown.sort_unstable();
-    unknown.dedup();
+    let is_unknown = |mark: &&str| tokenizer.id(mark).is_none();
+    let end = mark.find(&text[answer_end..]).map(|found| found.as_str()).filter(is_unknown)?;
+    if stop_strings.iter().any(|stop| stop == end) {
+        return None;
+    }
+    let unknown: BTreeSet<_> = mark.find_iter(&text).map(|found| found.as_str()).filter(is_unknown).collect();
     Some(format!(
         "the chat template ({}) ends a turn with {end}, which is not a token of this model: answers would not stop there. \
-         Set tuning.new_tokens: {unknown:?}, or gen.stop_strings",
-        template.origin()
+         Set tuning.new_tokens: {:?}, or gen.stop_strings: [{end:?}]",
+        template.origin(),
+        Vec::from_iter(unknown)
     ))
 }
 

@@ -133,6 +133,28 @@ fn words_and_variables_are_refused_with_the_nearest_name() {
 }
 
 #[test]
+fn what_other_toolkits_write_is_refused_with_what_to_write_here() {
+    for (word, instead) in [
+        ("train.warmup_steps=0.1", "set train.warmup_ratio: 0.1"),
+        ("train.save_steps=0.1", "give a number of steps"),
+        ("train.eval_steps=0.1", "give a number of steps"),
+        ("train.logging_steps=0.1", "give a number of steps"),
+        ("train.optim=adamw_hf", "set train.optim: adamw_torch"),
+        ("train.lr_scheduler_type=wsd", "set train.lr_scheduler_type: warmup_stable_decay"),
+        ("model.device=gpu", "set model.device: cuda"),
+        ("model.device=mps", "set model.device: cpu"),
+        ("tuning.mode=dpo", "preference training"),
+        ("lora_r=8", "set tuning.lora.r"),
+        ("train.model_name_or_path=x", "set model.name"),
+        ("tuning.lora.peft_type=LORA", "set tuning.mode"),
+        ("gen.max_length=64", "set gen.max_new_tokens"),
+    ] {
+        let error = refused_word(word);
+        assert!(error.contains(instead), "{word}: {error}");
+    }
+}
+
+#[test]
 fn contradictions_name_both_keys_and_their_sources() {
     let folder = Folder::new(&[("a.yaml", "train:\n  warmup_ratio: 0.1\n")]);
     let error = folder.refusal(&["train.warmup_steps=5"], &[]);

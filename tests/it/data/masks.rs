@@ -220,7 +220,7 @@ fn rows_without_labels_are_counted_and_a_set_without_any_is_refused() {
     let data = load_text("rows.jsonl", format!("{good}\n{bad}\n{good}\n{bad}\n")).unwrap();
     assert_eq!((data.train.len(), data.report.train.unlabeled), (2, 2));
     assert!(data.report.train.unlabeled_places[0].ends_with("rows.jsonl:2"));
-    assert!(data.report.warnings[0].contains("2 of 4 rows without labels"), "{:?}", data.report.warnings);
+    assert!(data.report.warnings[0].contains("2 of 4 rows left out without labels"), "{:?}", data.report.warnings);
     assert_refused(
         load_text("rows.jsonl", format!("{bad}\n{bad}\n")),
         &["none of the 2 train rows", "no token carries"],

@@ -8,7 +8,7 @@ use tunesmith::train::run::{Options, run};
 use tunesmith::train::signals::Stop;
 
 use super::ends::metrics;
-use super::fixture::{Fixture, said, train};
+use super::fixture::{Fixture, said, train, tunesmith};
 use super::resume::{StopAt, go, straight_equals_stopped, timeless};
 
 /// Asks for no stop.
@@ -165,6 +165,13 @@ fn rows_with_weights_count_so_also_from_the_cache() {
     assert_ne!(first[0]["loss"], plain[0]["loss"]);
     assert_eq!(first[0]["label_tokens"], plain[0]["label_tokens"]);
     assert_eq!(run_into("second"), first, "tokenized data from the cache has its weights");
+    let dump = fixture.path("rows.dump");
+    let dumped = tunesmith(&["data", config.to_str().unwrap(), "--dump", dump.to_str().unwrap()]).output().unwrap();
+    assert!(dumped.status.success(), "{}", said(&dumped));
+    let written = fs::read_to_string(&dump).unwrap();
+    let weights: Vec<Value> =
+        written.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["loss_weight"].clone()).collect();
+    assert_eq!(weights[..3], [json!(0.0), Value::Null, json!(2.5)], "a weight of 1 is not written");
     weighted(&|number| if number == 4 { json!(-1) } else { json!(1) });
     let output = train(&config, &["--overwrite"]);
     assert_eq!(output.status.code(), Some(3));

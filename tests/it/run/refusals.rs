@@ -5,6 +5,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::parity::golden;
+
 use super::fixture::{Fixture, model_config, said, train};
 
 /// Runs the configuration; it must end with `code`, say each of `wanted`, and leave no output directory.
@@ -155,6 +157,16 @@ fn a_tokenizer_of_another_vocabulary() {
     let row = json!({ "input_ids": [1, 260, 3], "labels": [-100, 260, 3] });
     fs::write(fixture.path("train.jsonl"), format!("{row}\n")).unwrap();
     refused(&fixture, &fixture.config("run", &[]), &[], 3, &["260"]);
+}
+
+#[test]
+fn random_experts_that_transformers_could_not_read() {
+    let fixture = Fixture::new();
+    for family in ["granite4_moe", "gemma4_a4b"] {
+        fs::copy(golden(family).join("model/config.json"), fixture.path("model/config.json")).unwrap();
+        let config = fixture.config("run", &["model.init: random", "tuning.mode: full"]);
+        refused(&fixture, &config, &[], 2, &["model.init: random: not yet for", "model.init: pretrained"]);
+    }
 }
 
 #[test]
