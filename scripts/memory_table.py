@@ -47,7 +47,7 @@ def table(binary, cases):
 
 
 def svg(binary, cases):
-    left, top, row, scale = 330, 16, 24, 0.17
+    left, top, row, scale = 380, 16, 24, 0.155
     height = top + row * len(cases) + 64
     print(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {height}" font-family="system-ui, sans-serif" font-size="12">')
     print(f'<rect width="900" height="{height}" rx="8" fill="#ffffff"/>')
