@@ -268,3 +268,59 @@ fn an_empty_stop_text_is_refused() {
     let refused = tunesmith(&["infer", "--model", &model, "--raw", "--prompt", "a", "--stop", ""]).output().unwrap();
     assert!(refused.status.code() == Some(2) && said(&refused).contains("--stop"), "{}", said(&refused));
 }
+
+/// Overwrites the first number of a float32 tensor.
+fn overwrite(file: &Path, tensor: &str, value: f32) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let parsed: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    assert_eq!(parsed[tensor]["dtype"], "F32");
+    let at = 8 + header + parsed[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    std::fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn scores_that_are_not_finite_are_an_error_and_no_answer() {
+    let fixture = Fixture::new();
+    let model = fixture.path("model");
+    let refused = |more: &[&str], reason: &str| {
+        let args = [&["infer", "--model", model.to_str().unwrap(), "--prompt", "abc"], more].concat();
+        let output = run(&args, "");
+        assert_eq!(output.status.code(), Some(8), "{}", said(&output));
+        assert!(said(&output).contains(reason), "{}", said(&output));
+    };
+    refused(&["--temperature", "1e-300"], "after sampling's settings");
+    refused(&["gen.repetition_penalty=1e-300"], "after sampling's settings");
+    overwrite(&model.join("model.safetensors"), "model.norm.weight", f32::NAN);
+    for settings in [&[][..], &["--temperature", "0.9"], &["gen.num_beams=2"]] {
+        refused(settings, "logits for token 1 of an answer are not finite");
+    }
+}
+
+#[test]
+fn an_adapter_that_is_not_as_it_was_written_is_refused() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &[]);
+    let output = train(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let (config, adapter) = (config.to_str().unwrap(), fixture.path("out/adapter"));
+    let ask = ["infer", config, "--prompt", "abc"];
+    let before = answered(&ask, "");
+    let settings = adapter.join("adapter_config.json");
+    let written = std::fs::read_to_string(&settings).unwrap();
+    let altered = written.replacen("\"lora_alpha\": ", "\"lora_alpha\": 1", 1);
+    assert_ne!(written, altered);
+    std::fs::write(&settings, &altered).unwrap();
+    for args in [&ask[..], &["merge", config, "--out", fixture.path("merged").to_str().unwrap()]] {
+        let refused = run(args, "");
+        assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+        assert!(said(&refused).contains("adapter_config.json") && said(&refused).contains("manifest.json"));
+    }
+    // Whoever means it says so; and other programs' manifests are not ours.
+    std::fs::remove_file(adapter.join("manifest.json")).unwrap();
+    answered(&ask, "");
+    std::fs::write(&settings, &written).unwrap();
+    std::fs::write(adapter.join("manifest.json"), "{\"name\": \"of a web page\"}").unwrap();
+    assert_eq!(answered(&ask, ""), before);
+}

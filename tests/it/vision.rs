@@ -151,12 +151,12 @@ fn check_answers(name: &str, model: &Model, run: &Run) {
             let mut cache = model.cache_with_images(&batch.images).unwrap();
             let mut next = Vec::new();
             for tokens in batch.tokens.chunks(part) {
-                next = model.extend(&mut [(&mut cache, tokens)]).unwrap().best();
+                next = vec![model.extend(&mut [(&mut cache, tokens)]).unwrap().best()[0].unwrap()];
             }
             let mut found = Vec::new();
             while found.len() < wanted.len() {
                 found.push(i64::from(next[0]));
-                next = model.extend(&mut [(&mut cache, &next)]).unwrap().best();
+                next = vec![model.extend(&mut [(&mut cache, &next)]).unwrap().best()[0].unwrap()];
             }
             assert_eq!(found, wanted, "{name}: read in parts of {part}");
         }
@@ -246,7 +246,7 @@ fn a_second_encoder_equals_diffusers() {
         let (first, rest) = batch.tokens.split_at(4);
         assert!(batch.images[0].pixels.world && batch.images[0].runs[0].contains(&4), "{name}");
         model.extend(&mut [(&mut cache, first)]).unwrap();
-        let next = model.extend(&mut [(&mut cache, rest)]).unwrap().best()[0] as usize;
+        let next = model.extend(&mut [(&mut cache, rest)]).unwrap().best()[0].unwrap() as usize;
         let best = (0..whole.len()).max_by(|&a, &b| whole[a].total_cmp(&whole[b])).unwrap();
         assert_eq!(next, best, "{name}");
     }

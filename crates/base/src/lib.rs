@@ -8,6 +8,7 @@ pub mod glob;
 pub mod memory;
 pub mod registry;
 pub mod signals;
+pub mod threads;
 pub mod words;
 
 pub use error::{Error, Kind, Result};

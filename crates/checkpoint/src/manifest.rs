@@ -72,6 +72,25 @@ impl Manifest {
         if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
     }
 
+    /// Checks size and hash of those of `names` that the manifest in `dir` lists. A folder without a manifest of this program
+    /// passes, such as one that PEFT wrote.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: a file is not as it was written, or the manifest is damaged.
+    pub fn check_if_any(dir: &Path, names: &[&str]) -> Result<()> {
+        let path = dir.join(MANIFEST);
+        if !path.exists() || is_foreign(&path) {
+            return Ok(());
+        }
+        let mut manifest = Self::read(dir)?;
+        manifest.files.retain(|name, _| names.contains(&name.as_str()));
+        manifest.check_sizes(dir).and_then(|()| manifest.check_hashes(dir)).map_err(|error| {
+            error
+                .context("the file is not as tunesmith wrote it")
+                .hint(format!("copy the folder again; if you changed the file on purpose, remove {}", path.display()))
+        })
+    }
+
     /// Whether a file is listed.
     pub fn lists(&self, name: &str) -> bool {
         self.files.contains_key(name)
@@ -120,6 +139,13 @@ impl Manifest {
             }
         })
     }
+}
+
+/// Whether this is JSON of another program, which lists no files by hash.
+fn is_foreign(path: &Path) -> bool {
+    let Ok(file) = files::open_own(path) else { return false };
+    let value: Option<serde_json::Value> = serde_json::from_reader(file.take(MANIFEST_BYTES)).ok();
+    value.is_some_and(|value| value.get("version").is_none() && value.get("files").is_none())
 }
 
 fn hash_file(path: &Path) -> io::Result<String> {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
 pub use super::layout::{ADAPTER_CONFIG as CONFIG_FILE, ADAPTER_WEIGHTS as WEIGHTS_FILE};
+use super::manifest::Manifest;
 use super::older_formats;
 use super::publish::StagedFolder;
 pub use super::tensors::Tensors;
@@ -100,6 +101,7 @@ fn read_adapter(
     dir: &Path,
     seen: &dyn Fn(&str) -> bool,
 ) -> Result<(AdapterConfig, Tensors)> {
+    Manifest::check_if_any(dir, &[CONFIG_FILE, WEIGHTS_FILE])?;
     let weights = open_weights(dir)?;
     let mut tensors = Tensors::new();
     for name in weights.names() {

@@ -10,6 +10,7 @@ use super::progress::Progress;
 use super::row::Form;
 use super::source::{self, RawRow};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::threads::default_threads;
 use tunesmith_config::Config;
 
 /// A chunk ends after this many rows, or about this many bytes.
@@ -94,7 +95,8 @@ impl Walker<'_> {
 /// # Errors
 /// [`tunesmith_base::Kind::Memory`]: the threads cannot be started.
 pub fn threads(config: &Config) -> Result<rayon::ThreadPool> {
-    rayon::ThreadPoolBuilder::new().num_threads(config.data.num_proc.unwrap_or(0)).build().map_err(|error| {
+    let threads = config.data.num_proc.unwrap_or_else(default_threads);
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
         Error::memory("data.num_proc: cannot start threads")
             .caused_by(error)
             .hint("raise the limits of processes and memory (ulimit -u, ulimit -v), or set data.num_proc=1")

@@ -1,6 +1,8 @@
 //! Beam search as Transformers does it (`GenerationMixin._beam_search`), for one text: the most probable continuations
 //! so far run side by side; a finished one is ranked by its log-probability over its length to the power of a penalty.
-use super::sample::penalise;
+use super::generate::not_finite;
+use super::sample::{has_largest, penalise};
+use tunesmith_base::error::Result;
 use tunesmith_model::{Logits, TextCache};
 
 /// Settings of a beam search.
@@ -73,6 +75,9 @@ impl Search {
 
     /// Advances every beam by one token, by the logits from row `first` on. Reorders `caches` to the new beams. Returns the
     /// tokens to feed next, or `None` when the search is over.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Numeric`]: a beam's scores are not finite.
     pub fn take(
         &mut self,
         prompt: &[u32],
@@ -80,7 +85,7 @@ impl Search {
         logits: &Logits,
         first: usize,
         caches: &mut Vec<TextCache>,
-    ) -> Option<Vec<u32>> {
+    ) -> Result<Option<Vec<u32>>> {
         let Beams { count, length_penalty, early_stopping } = self.how;
         let length = self.running.first().map_or(0, |beam| beam.tokens.len()) + 1;
         // The best continuations of all beams.
@@ -89,6 +94,9 @@ impl Search {
         for (index, beam) in self.running.iter().enumerate() {
             let mut scores = log_softmax(logits.row(first + index));
             penalise(&mut scores, prompt.iter().chain(&beam.tokens).copied(), rules.penalty);
+            if !has_largest(&scores) {
+                return Err(not_finite(length - 1));
+            }
             let of_beam = (0..).zip(scores).map(|(id, score): (u32, f32)| (score + beam.score, index, id));
             candidates.extend(largest(of_beam.collect(), keep));
         }
@@ -138,7 +146,7 @@ impl Search {
         let lowest = self.finished.iter().map(|beam| beam.score).fold(f32::INFINITY, f32::min);
         self.improvable &= self.finished.iter().any(|beam| best > if beam.done { lowest } else { OUT });
         let complete = early_stopping == BeamEarlyStopping::Full && self.finished.iter().all(|beam| beam.done);
-        (self.improvable && !complete && !all_end).then_some(next)
+        Ok((self.improvable && !complete && !all_end).then_some(next))
     }
 
     /// The best finished answer, else the best running beam.

@@ -3,11 +3,11 @@
 //! the texts wait, and their prompts are computed again later.
 use super::beam::{Rules, Search};
 use super::prompt_lookup::PromptLookup;
-use super::sample::{distribution, draw, penalise};
+use super::sample::{distribution, draw, has_largest, penalise};
 use super::settings::{Settings, Strategy};
 use super::watcher::{Answer, End, Go, Watcher};
 use std::collections::VecDeque;
-use tunesmith_base::error::{Kind, Result};
+use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_model::{Drafted, Logits, Model, TextCache};
 
@@ -37,7 +37,7 @@ struct Work<'a> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary; [`tunesmith_base::Kind::Memory`]: one text alone does not fit
-/// into the memory budget; errors of the watcher.
+/// into the memory budget; [`tunesmith_base::Kind::Numeric`]: logits are not finite; errors of the watcher.
 pub fn generate(
     model: &Model,
     prompts: &[Vec<u32>],
@@ -194,28 +194,45 @@ struct Chooser<'a> {
     settings: &'a Settings,
     logits: &'a Logits,
     /// Each row's most probable token; computed on first use.
-    best: Vec<u32>,
+    best: Vec<Option<u32>>,
 }
 
 impl Chooser<'_> {
-    fn choose(&mut self, row: usize, text: usize, prompt: &[u32], tokens: &[u32]) -> u32 {
+    /// The next token of an answer by these logits.
+    ///
+    /// # Errors
+    /// [`Kind::Numeric`]: the logits are not finite.
+    fn choose(&mut self, row: usize, text: usize, prompt: &[u32], tokens: &[u32]) -> Result<u32> {
         let settings = self.settings;
         let plain = settings.repetition_penalty == 1.0;
         if plain && settings.strategy == Strategy::Greedy {
             if self.best.is_empty() {
                 self.best = self.logits.best();
             }
-            return self.best[row];
+            return self.best[row].ok_or_else(|| not_finite(tokens.len()));
         }
         let mut scores = self.logits.row(row);
+        let logits_are_finite = has_largest(&scores);
         penalise(&mut scores, prompt.iter().chain(tokens).copied(), settings.repetition_penalty as f32);
-        match &settings.strategy {
-            Strategy::Sample(how) => {
-                draw(&distribution(&scores, how), how, settings.first_text + text as u64, tokens.len() as u64)
-            }
-            Strategy::Greedy | Strategy::Beams(_) => most_probable(&scores),
-        }
+        let chosen = match &settings.strategy {
+            Strategy::Sample(how) => distribution(&scores, how)
+                .map(|kept| draw(&kept, how, settings.first_text + text as u64, tokens.len() as u64)),
+            Strategy::Greedy | Strategy::Beams(_) => has_largest(&scores).then(|| most_probable(&scores)),
+        };
+        chosen.ok_or_else(|| if logits_are_finite { overflow(tokens.len()) } else { not_finite(tokens.len()) })
     }
+}
+
+/// The model gives no token: its logits are NaN or infinite.
+pub(super) fn not_finite(place: usize) -> Error {
+    Error::numeric(format!("the model's logits for token {} of an answer are not finite", place + 1))
+        .hint("the weights hold NaN or values too large for this precision; `tunesmith eval` with model.dtype=float32 tells which")
+}
+
+/// The settings of sampling made finite logits NaN or infinite.
+fn overflow(place: usize) -> Error {
+    Error::numeric(format!("the scores of token {} of an answer are not finite after sampling's settings", place + 1))
+        .hint("gen.temperature or gen.repetition_penalty is too small; common values are 0.1 to 2 and 1 to 1.3")
 }
 
 /// The index of the largest value; the first one if several are equal.
@@ -304,7 +321,7 @@ impl<'a> Work<'a> {
     /// Chooses the next token by the logits of that row.
     fn take_one(&mut self, chooser: &mut Chooser<'_>, row: usize, watcher: &mut dyn Watcher) -> Result<Taken> {
         let settings = chooser.settings;
-        let token = chooser.choose(row, self.text, self.prompt, &self.tokens);
+        let token = chooser.choose(row, self.text, self.prompt, &self.tokens)?;
         if settings.stop_ids.contains(&token) {
             return Ok(Taken::Ends(End::Stop));
         }
@@ -332,7 +349,7 @@ impl<'a> Work<'a> {
                 max_new: settings.max_new_tokens.min(room),
                 penalty: settings.repetition_penalty as f32,
             };
-            search.take(self.prompt, &mut rules, chooser.logits, first, &mut self.caches)
+            search.take(self.prompt, &mut rules, chooser.logits, first, &mut self.caches)?
         };
         let go = match &next {
             Some(_) => watcher.token(self.text, search.leading())?,

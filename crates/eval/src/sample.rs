@@ -33,9 +33,19 @@ pub fn penalise(scores: &mut [f32], seen: impl Iterator<Item = u32>, penalty: f3
     }
 }
 
-/// The tokens that may be drawn and their probabilities, by rising id.
-pub fn distribution(logits: &[f32], how: &Sampling) -> Vec<(u32, f64)> {
-    let mut kept: Vec<(u32, f32)> = (0..).zip(logits.iter().map(|&logit| logit / how.temperature as f32)).collect();
+/// Whether one score is the largest: none is NaN, and the largest is finite.
+pub fn has_largest(scores: &[f32]) -> bool {
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    largest.is_finite() && !scores.iter().any(|score| score.is_nan())
+}
+
+/// The tokens that may be drawn and their probabilities, by rising id. `None` if the scores are NaN or infinite.
+pub fn distribution(logits: &[f32], how: &Sampling) -> Option<Vec<(u32, f64)>> {
+    let scores: Vec<f32> = logits.iter().map(|&logit| logit / how.temperature as f32).collect();
+    if !has_largest(&scores) {
+        return None;
+    }
+    let mut kept: Vec<(u32, f32)> = (0..).zip(scores).collect();
     if how.top_k > 0 && how.top_k < kept.len() {
         let mut sorted: Vec<f32> = kept.iter().map(|&(_, logit)| logit).collect();
         let (_, &mut limit, _) = sorted.select_nth_unstable_by(how.top_k - 1, |a, b| b.total_cmp(a));
@@ -62,7 +72,7 @@ pub fn distribution(logits: &[f32], how: &Sampling) -> Vec<(u32, f64)> {
         kept.retain(|_| probabilities.next().is_some_and(|probability| probability >= limit));
     }
     let probabilities = softmax(&kept);
-    kept.into_iter().map(|(id, _)| id).zip(probabilities).collect()
+    Some(kept.into_iter().map(|(id, _)| id).zip(probabilities).collect())
 }
 
 fn softmax(kept: &[(u32, f32)]) -> Vec<f64> {
@@ -95,7 +105,7 @@ mod tests {
     #[test]
     fn draws_follow_the_probabilities_and_repeat() {
         let logits = [0.0f32, 1.0, 2.0, f32::NEG_INFINITY];
-        let kept = distribution(&logits, &PLAIN);
+        let kept = distribution(&logits, &PLAIN).unwrap();
         let mut counts = [0.0f64; 4];
         for text in 0..20_000 {
             let id = draw(&kept, &PLAIN, text, 3);
@@ -107,6 +117,17 @@ mod tests {
         }
         let other = Sampling { seed: 8, ..PLAIN };
         assert!((0..100).any(|text| draw(&kept, &PLAIN, text, 0) != draw(&kept, &other, text, 0)));
+    }
+
+    #[test]
+    fn scores_that_are_not_finite_have_no_distribution() {
+        let none = |logits: &[f32], temperature| distribution(logits, &Sampling { temperature, ..PLAIN }).is_none();
+        assert!(none(&[f32::NEG_INFINITY; 2], 1.0));
+        assert!(none(&[1.0, f32::NAN], 1.0) && none(&[f32::NAN, 1.0], 1.0));
+        assert!(none(&[1.0, f32::INFINITY], 1.0));
+        // As float32 this temperature is 0.
+        assert!(none(&[1.0, 0.0], 1e-300));
+        assert!(!none(&[1.0, f32::NEG_INFINITY], 1.0));
     }
 
     #[test]

@@ -6,12 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::threads::default_threads;
 
 /// How many numbers of a flat buffer a task works on: the updates of optimizers and what else goes through all trained values.
 pub const TASK: usize = 1 << 16;
-
-/// The most threads of a pool, whatever `RAYON_NUM_THREADS` says: starting more takes longer than any work.
-const MOST: usize = 1024;
 
 /// Does `work` with the threads that work is shared among: one a core (or `RAYON_NUM_THREADS`), fewer where the system does
 /// not give as many, at least the current one, which is one of them: handing each operation over to another thread would cost a small
@@ -20,9 +18,7 @@ const MOST: usize = 1024;
 /// # Errors
 /// [`tunesmith_base::Kind::Memory`]: not even that.
 pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
-    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse::<usize>().ok());
-    let mut threads = asked.filter(|&asked| asked > 0).unwrap_or_else(cores).min(MOST);
+    let mut threads = default_threads();
     // Tried first: a thread can become one of a pool only once, and it stays one of a pool whose other threads did not start.
     while threads > 1 && pool(threads - 1).is_err() {
         threads /= 2;

@@ -59,7 +59,8 @@ fn check_messages(file: &mut File) -> std::io::Result<u64> {
         let mut length = [0; 4];
         file.seek(SeekFrom::Start(at))?;
         if at == size && at > begin {
-            return Ok(begin); // A stream may end without a mark.
+            // A stream may end without a mark. A file ends with a footer, so that the rest of this one is missing.
+            return if begin == 0 { Ok(begin) } else { wrong("it ends after a message, without a footer") };
         }
         file.read_exact(&mut length)?;
         at += 4;
@@ -69,7 +70,11 @@ fn check_messages(file: &mut File) -> std::io::Result<u64> {
         }
         let header = u64::from(u32::from_le_bytes(length));
         if header == 0 {
-            return Ok(begin);
+            return if begin == 0 || ends_with_footer(file, size)? {
+                Ok(begin)
+            } else {
+                wrong("it does not end with a footer")
+            };
         }
         if header > MAX_HEADER_BYTES || at + header > size {
             return wrong("a message's header is longer than the file");
@@ -105,4 +110,13 @@ fn check_messages(file: &mut File) -> std::io::Result<u64> {
         }
         at = end;
     }
+}
+
+/// Whether the file ends with the magic bytes, as every whole Arrow IPC file does.
+fn ends_with_footer(file: &mut File, size: u64) -> std::io::Result<bool> {
+    let magic = &ARROW_MAGIC[..6];
+    let mut end = [0; 6];
+    file.seek(SeekFrom::Start(size.saturating_sub(end.len() as u64)))?;
+    file.read_exact(&mut end)?;
+    Ok(end == *magic)
 }

@@ -139,8 +139,8 @@ impl Logits {
         part.row(row)
     }
 
-    /// Each text's most probable token, the first of several.
-    pub fn best(&self) -> Vec<u32> {
+    /// Each text's most probable token, the first of several; `None` if its logits are not finite.
+    pub fn best(&self) -> Vec<Option<u32>> {
         self.parts.iter().flat_map(argmax).collect()
     }
 }

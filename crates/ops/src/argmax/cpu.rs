@@ -1,4 +1,5 @@
 //! A task looks through some features of a panel; the largest of a token's tasks wins.
+use super::NONE;
 use crate::activation::{Activation, LANES};
 use crate::par::{self, Shared};
 
@@ -15,7 +16,7 @@ pub(super) fn argmax(x: &Activation) -> Vec<u32> {
         let mut top = [(f32::NEG_INFINITY, start as u32); LANES];
         for (feature, lanes) in (start as u32..).zip(lanes.chunks_exact(LANES)) {
             for (top, &value) in top.iter_mut().zip(lanes) {
-                if value > top.0 {
+                if above(value, top.0) {
                     *top = (value, feature);
                 }
             }
@@ -24,8 +25,15 @@ pub(super) fn argmax(x: &Activation) -> Vec<u32> {
         unsafe { *to.get().add(task) = top };
     });
     let of = |token: usize| {
-        let tops = tops[token / LANES * spans..][..spans].iter().map(|lanes| lanes[token % LANES]);
-        tops.fold((f32::NEG_INFINITY, 0), |best, top| if top.0 > best.0 { top } else { best }).1
+        let tops = tops[token / LANES * spans..][..spans].iter().map(|lanes| &lanes[token % LANES]);
+        let (top, place) =
+            tops.fold((f32::NEG_INFINITY, 0), |best, &top| if above(top.0, best.0) { top } else { best });
+        if top.is_finite() { place } else { NONE }
     };
     (0..x.tokens()).map(of).collect()
+}
+
+/// Whether `value` takes the place of `top`: NaN is above all else.
+fn above(value: f32, top: f32) -> bool {
+    value > top || value.is_nan()
 }

@@ -7,11 +7,16 @@ mod tests;
 use crate::activation::Activation;
 use tunesmith_device::Device;
 
-/// Each token's largest feature of `x [tokens, features]`, the first of equal ones: `[tokens]`. Zeros on the meta device.
-pub fn argmax(x: &Activation) -> Vec<u32> {
-    match x.device() {
+/// What a kernel gives for a token that has no largest feature.
+const NONE: u32 = u32::MAX;
+
+/// Each token's largest feature of `x [tokens, features]`, the first of equal ones: `[tokens]`. `None` where a feature is NaN
+/// or the largest one is infinite. Zeros on the meta device.
+pub fn argmax(x: &Activation) -> Vec<Option<u32>> {
+    let places = match x.device() {
         Device::Cpu => cpu::argmax(x),
         Device::Cuda(_) => cuda::argmax(x),
         Device::Meta => vec![0; x.tokens()],
-    }
+    };
+    places.into_iter().map(|place| (place != NONE).then_some(place)).collect()
 }
