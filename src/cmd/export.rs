@@ -21,7 +21,7 @@ use crate::files::disk::RealDisk;
 use crate::files::output::{Existing, OutputFile, check_no_overlap, check_output_file};
 use crate::hub::{Hub, Pushed};
 use crate::model::weights::Stacking;
-use crate::plan::human_bytes;
+use crate::plan::{grouped, human_bytes};
 use crate::telemetry::metrics::{self, MetricsLine};
 use crate::train::output;
 use crate::words::count;
@@ -344,21 +344,44 @@ fn results(config: &Config) -> Vec<(String, String)> {
     }
     let mut evaluations =
         lines.iter().filter_map(|line| if let MetricsLine::Eval(line) = line { Some(line) } else { None });
-    if let Some(loss) = evaluations.next_back().and_then(|line| line.eval_loss) {
-        rows.push(("last validation loss".to_owned(), format!("{loss:.4}")));
+    if let Some(line) = evaluations.next_back()
+        && let Some(loss) = line.eval_loss
+    {
+        rows.push((format!("last validation loss ({})", count(line.eval_rows, "row")), format!("{loss:.4}")));
     }
     let scores = files::read_own_text(&dir.join("eval").join("metrics.json"), files::SMALL).unwrap_or_default();
-    let scores: serde_json::Value = serde_json::from_str(&scores).unwrap_or_default();
-    for (name, score) in scores["models"]["tuned"]["scores"].as_object().into_iter().flatten() {
-        let split = scores["split"].as_str().unwrap_or("held-out");
-        rows.extend(score["value"].as_f64().map(|value| (format!("{name} ({split} rows)"), format!("{value:.4}"))));
-    }
+    rows.extend(evaluated(&serde_json::from_str(&scores).unwrap_or_default()));
     rows
+}
+
+/// The scores in a `metrics.json` of `tunesmith eval`, each with the rows that it was measured on.
+fn evaluated(metrics: &serde_json::Value) -> Vec<(String, String)> {
+    let split = metrics["split"].as_str().unwrap_or("held-out");
+    let on = match metrics["rows"].as_u64() {
+        Some(rows) => count(grouped(rows), &format!("{split} row")),
+        None => format!("{split} rows"),
+    };
+    let scores = metrics["models"]["tuned"]["scores"].as_object().into_iter().flatten();
+    scores
+        .filter_map(|(name, score)| Some((format!("{name} ({on})"), format!("{:.4}", score["value"].as_f64()?))))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scores_of_a_card_say_on_how_many_rows_they_were_measured() {
+        let mut metrics = serde_json::json!({
+            "split": "validation", "rows": 1200, "models": {"tuned": {"scores": {"rouge1": {"value": 0.25}}}}
+        });
+        let row = |label: &str| vec![(label.to_owned(), "0.2500".to_owned())];
+        assert_eq!(evaluated(&metrics), row("rouge1 (1,200 validation rows)"));
+        metrics["rows"] = 1.into();
+        assert_eq!(evaluated(&metrics), row("rouge1 (1 validation row)"));
+        assert_eq!(evaluated(&serde_json::Value::Null), []);
+    }
 
     #[test]
     fn a_gguf_file_is_named_as_one() {
