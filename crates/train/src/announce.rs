@@ -10,6 +10,9 @@ use tunesmith_plan::rates::{Rate, rates};
 use tunesmith_plan::{grouped, human_bytes};
 use tunesmith_telemetry::progress::{Event, Observer};
 
+/// Why a run shows no answers to held-out rows.
+const NO_SAMPLES: &str = "no samples before and after training, since no rows are held out: set data.split, such as data.split=0.05, or data.val_path";
+
 impl Prepared {
     /// Reports the plan of the run, then [`Self::report_notes`].
     pub fn announce(&self, observer: &dyn Observer) {
@@ -61,13 +64,18 @@ impl Prepared {
         self.report_notes(observer);
     }
 
-    /// Reports a backend name of another toolkit, and the warnings about the data.
+    /// Reports a backend name of another toolkit, the warnings about the data, and why there will be no samples.
     pub fn report_notes(&self, observer: &dyn Observer) {
         if let Some(remark) = backend_note(&self.plan) {
             observer.event(&Event::Notice(&remark));
         }
         for warning in &self.dataset.report.warnings {
             observer.event(&Event::Notice(&format!("note: {warning}")));
+        }
+        let dataset = &self.dataset;
+        let held_out = dataset.validation.is_some() || dataset.test.is_some();
+        if self.plan.samples.rows > 0 && !held_out {
+            observer.event(&Event::Notice(NO_SAMPLES));
         }
     }
 }
