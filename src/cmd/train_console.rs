@@ -6,7 +6,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::bar;
-use super::terminal::{Style, columns, print, stdout_colour};
+use super::terminal::{Style, columns, print, stdout_colour, warning};
 use crate::data;
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::telemetry::metrics::{EvalLine, StepLine};
@@ -152,6 +152,7 @@ impl Observer for Console {
                 }
             }
             Event::Notice(text) => self.say(&format!("{text}\n")),
+            Event::Warning(text) => self.say(&warning(text, self.colour)),
             Event::Plan { facts, batches, rates, scaled, resumed_at } => {
                 self.finish();
                 let mut text = self.heading("run") + &plan::table(facts);

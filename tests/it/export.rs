@@ -283,7 +283,10 @@ fn adapters_become_gguf_and_peft_folders_with_a_card() {
     );
     assert!(said.contains("would upload to me/mine") && said.contains("adapter_model.safetensors"), "{said}");
     let pipeline = |dir: &Path| format!("print(pipeline(\"text-generation\", \"{}\")(\"Hello\"))", dir.display());
-    assert!(said.contains("use it          python3 -c 'from transformers") && said.contains(&pipeline(&folder)), "{said}");
+    assert!(
+        said.contains("use it          python3 -c 'from transformers") && said.contains(&pipeline(&folder)),
+        "{said}"
+    );
     let whole = root.path().join("hf");
     let said = works(&[&["export", "--hf", "--output", whole.to_str().unwrap()], &parts[..]].concat());
     assert!(said.contains(&pipeline(&whole)), "{said}");

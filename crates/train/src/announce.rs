@@ -70,7 +70,7 @@ impl Prepared {
             observer.event(&Event::Notice(&remark));
         }
         for warning in &self.dataset.report.warnings {
-            observer.event(&Event::Notice(&format!("note: {warning}")));
+            observer.event(&Event::Warning(warning));
         }
         let dataset = &self.dataset;
         let held_out = dataset.validation.is_some() || dataset.test.is_some();

@@ -126,6 +126,19 @@ fn a_warm_up_that_is_longer_than_the_run_is_told() {
 }
 
 #[test]
+fn what_is_wrong_with_the_rows_is_a_warning_whatever_the_command() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 1", "train.warmup_steps: 0", "data.max_length: 12"]);
+    for args in [&["data"][..], &["train"], &["plan", "--run"]] {
+        let output = tunesmith(&[args, &[config.to_str().unwrap()]].concat()).output().unwrap();
+        let text = said(&output);
+        assert!(output.status.success(), "{args:?}: {text}");
+        assert!(text.lines().any(|line| line.starts_with("warning: train: ")), "{args:?}: {text}");
+        assert!(text.contains("above data.max_length left out") && !text.contains("note: train: "), "{args:?}: {text}");
+    }
+}
+
+#[test]
 fn a_run_without_held_out_rows_says_why_it_shows_no_samples() {
     let fixture = Fixture::new();
     let words = ["train.max_steps: 1", "train.warmup_steps: 0"];
