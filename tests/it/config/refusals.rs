@@ -106,6 +106,8 @@ fn keys_of_later_versions_are_refused_by_name() {
     }
     let hint = |text: &str, hint: &str| assert!(refusal(text).contains(hint), "{}", refusal(text));
     hint("train: {metric_for_best_model: eval_rougeL}", "set train.predict_with_generate: true");
+    hint("tuning: {lora: {init_lora_weights: olora}}", "pissa_niter_4 starts at");
+    hint("tuning: {lora: {lora_bias: true}}", "set tuning.lora.bias: lora_only");
     hint("train: {greater_is_better: true}", "which direction is better is known");
     hint("gen: {do_sample: true, num_beams: 2}", "a beam search draws nothing");
     hint("block_size: 1024", "set data.format: text and data.packing: true");
