@@ -58,6 +58,11 @@ impl Translation for Import {
         Ok(())
     }
 
+    fn changed(&mut self, value: &Value, why: &str) -> Result<()> {
+        self.changed(&value.key, "", why);
+        Ok(())
+    }
+
     fn unsupported(&mut self, value: &Value, why: &str) -> Result<()> {
         self.unsupported(&value.key, why);
         Ok(())

@@ -163,6 +163,28 @@ fn auto_is_ours_and_shown() {
     assert_eq!(value(&on, "train.initial_scale_power"), 8);
 }
 
+/// The rates differ from DeepSpeed's, so that "not needed" would be wrong.
+#[test]
+fn a_logarithmic_warm_up_becomes_linear_and_is_called_changed() {
+    let outcomes = |params: &str| {
+        let json =
+            format!(r#"{{"scheduler": {{"type": "WarmupDecayLR", "params": {{"warmup_num_steps": 5{params}}}}}}}"#);
+        let resolved = load_ds("", &json).unwrap();
+        let changed = |one: &&tunesmith::config::foreign::KeyOutcome| one.outcome == Outcome::Changed;
+        let keys = resolved.foreign.outcomes.iter().filter(changed).map(|one| one.given()).collect::<Vec<_>>();
+        (keys, resolved.notes)
+    };
+    assert_eq!(outcomes(r#", "warmup_type": "linear""#), (vec![], vec![]));
+    for (params, key) in [
+        ("", r#"scheduler.type: "WarmupDecayLR""#),
+        (r#", "warmup_type": "log""#, r#"scheduler.params.warmup_type: "log""#),
+    ] {
+        let (keys, notes) = outcomes(params);
+        assert_eq!(keys, [key]);
+        assert!(notes.len() == 1 && notes[0].starts_with("changed: ") && notes[0].contains("linear"), "{notes:?}");
+    }
+}
+
 #[test]
 fn sizes_that_deepspeed_leaves_out_are_made_up_when_the_ranks_are_known() {
     let settled = |yaml: &str, json: &str, world: usize| {

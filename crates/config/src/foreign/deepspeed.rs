@@ -1,6 +1,6 @@
 //! DeepSpeed's keys, one line each, and what becomes of them; as DeepSpeed 0.19 has them, with older ones that it names to
 //! refuse them. Optimizer and schedule are read in `optimizer`.
-use super::Action::{Always, NotNeeded, Only, To, Together, Unsupported, With};
+use super::Action::{Always, Becomes, NotNeeded, Only, To, Together, Unsupported, With};
 use super::optimizer;
 use super::reader::{Reader, Rules};
 use super::rules::Translation as _;
@@ -70,12 +70,12 @@ pub(super) const RULES: Rules = rules! {
     "optimizer.params.fp32_optimizer_states" => Always(TRUE, "states are float32; train.optim: adamw_8bit has smaller ones"),
     "optimizer.params.set_grad_none" => Always(&[Bool(true), Bool(false)], "gradients are in one buffer"),
     "optimizer.params.max_grad_norm" => Only(&[Str("0")], "DeepSpeed does not take it here either; set gradient_clipping"),
-    "scheduler.type" => Together; "train.lr_scheduler_type: WarmupLR becomes constant_with_warmup, WarmupDecayLR linear, WarmupCosineLR cosine_with_min_lr; others are refused",
+    "scheduler.type" => Together; "train.lr_scheduler_type: WarmupLR becomes constant_with_warmup, WarmupDecayLR linear, WarmupCosineLR cosine_with_min_lr; others are refused. Without warmup_type, DeepSpeed's logarithmic warm-up becomes linear, and a note says so",
     "scheduler.params.warmup_num_steps" => To("train.warmup_steps"),
     "scheduler.params.warmup_max_lr" => To("train.learning_rate"),
     "scheduler.params.warmup_min_lr" | "scheduler.params.warmup_min_ratio"
     => Only(&[Str("0")], "the rate rises from 0; see cosine_warmup_with_min_lr of train.lr_scheduler_type"),
-    "scheduler.params.warmup_type" => Always(&[Str("linear")], "the warm-up is linear"),
+    "scheduler.params.warmup_type" => Becomes(&[Str("linear")], "the warm-up is linear"),
     "scheduler.params.total_num_steps" => With(optimizer::total_steps); "train.max_steps: a schedule is as long as its run",
     "scheduler.params.cos_min_ratio" => Together; "train.lr_scheduler_kwargs: min_lr_rate",
     "scheduler.params.last_batch_iteration" => Only(&[Str("-1")], "a checkpoint knows its step; resume with --resume"),

@@ -21,8 +21,8 @@ use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
 pub use claims::Claims;
+pub use outcomes::{CHANGED, Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
 pub(super) use outcomes::{Condition, ForeignSetting};
-pub use outcomes::{Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
 pub(super) use reader::read_trainer_key;
 use reader::{Function, Reader, Rules};
 use rules::{Action, Rule, find_rule, key_names};
