@@ -29,7 +29,7 @@ pub(super) const WORDS: &[(&str, &str, &str)] = &[
     ("train.lr_scheduler_type", "wsd", "set train.lr_scheduler_type: warmup_stable_decay"),
     ("model.device", "gpu", "set model.device: cuda"),
     ("model.device", "mps", "of GPUs, only NVIDIA's are supported: set model.device: cpu"),
-    ("tuning.mode", "sft", "set task: causal_lm, which is the default; tuning.mode says which values are trained"),
+    ("tuning.mode", "sft", "set task: causal_lm, which is the default; tuning.mode says which parameters are trained"),
 ];
 
 /// Full keys or sections, and what to do instead.

@@ -116,12 +116,12 @@ pub fn rate_table(plan: &RunPlan) -> Vec<Rate> {
     rates(total_steps, warmup_steps, |step| plan.schedule.lr(step))
 }
 
-/// Facts about what is trained: the number of values, their share of the model, and with `tuning.freeze` the tensor names.
+/// Facts about what is trained: the number of parameters, their share of all (as PEFT counts them), and with `tuning.freeze` the tensor names.
 fn trained(prepared: &Prepared) -> Vec<(String, String)> {
     let Prepared { plan, source, .. } = prepared;
-    let (trained, all) = (plan.model.trained_values, plan.model.all_values);
+    let (trained, all) = (plan.model.trained_parameters, plan.model.all_parameters);
     let share = 100.0 * trained as f64 / all.max(1) as f64;
-    let counted = format!("{} values, {share:.3} % of the model's {}", grouped(trained), grouped(all));
+    let counted = format!("{} parameters, {share:.3} % of all {}", grouped(trained), grouped(all));
     let mut facts = vec![("trained".to_owned(), counted)];
     if plan.model.mode == Mode::Freeze {
         let names = &plan.model.trained_in_full;

@@ -16,7 +16,7 @@ use tunesmith_plan::bytes;
 pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: bool) -> Result<()> {
     let train = &config.train;
     let held = if reuses { output::bytes_of_runs(&train.output_dir) } else { 0 };
-    let trained = source.trained_values();
+    let trained = source.trained_parameters();
     // If averages are published, a checkpoint contains the trained values in addition.
     let optimizer = source.optimizer;
     let state = optimizer.state + optimizer.average + optimizer.publishing;
@@ -31,7 +31,7 @@ pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: boo
     let needed = bytes::run(trained, state, tokenizer, saves, keep);
     // Values of the final weights besides the trained ones.
     let beside = match config.tuning.mode {
-        Mode::Full | Mode::Freeze => trainable::values(&source.arch).saturating_sub(trained),
+        Mode::Full | Mode::Freeze => trainable::parameters(&source.arch).saturating_sub(trained),
         _ if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) => trained,
         _ => 0,
     };

@@ -145,7 +145,7 @@ impl Checked {
 
         let request = BatchRequest::new(&train, &self.source.arch, ranks);
         let later =
-            later_bytes(&self.source.optimizer, self.source.trained_values(), &parallel, comm, self.source.device);
+            later_bytes(&self.source.optimizer, self.source.trained_parameters(), &parallel, comm, self.source.device);
         let measurement = Measurement {
             source: &self.source,
             dataset: &self.dataset,

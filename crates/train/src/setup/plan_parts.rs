@@ -45,8 +45,8 @@ pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
         new_tokens: config.tuning.new_tokens.clone(),
         saves_chat_template: config.data.template_path.is_some() || config.data.chat_template.is_some(),
         merged_adapters: config.tuning.adapters.clone(),
-        trained_values: source.trained_values(),
-        all_values: trainable::values(&source.arch),
+        trained_parameters: source.trained_parameters(),
+        all_parameters: trainable::all_parameters(config, &source.arch, &source.placements)?,
         trained_in_full: trained_in_full(config, source, &source.arch)?,
     })
 }
@@ -80,7 +80,7 @@ fn summary(config: &Config, source: &ModelSource) -> String {
     };
     let family = format!("{:?}", source.arch.family);
     let name = source.snapshot.as_ref().map_or_else(|| source.dir.display().to_string(), Snapshot::label);
-    format!("{name} · {family} · {what}{head} · {} values trained", grouped(source.trained_values()))
+    format!("{name} · {family} · {what}{head} · {} parameters trained", grouped(source.trained_parameters()))
 }
 
 /// The stamp, still without the hash of the base weights.
