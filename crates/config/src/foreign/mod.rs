@@ -183,6 +183,17 @@ pub fn not_needed_reason(key: &str) -> Option<&'static str> {
     }
 }
 
+/// Why a value of a full key of [`Format::Trainer`] is not supported: `Some(None)` if this one asks for what holds anyway, and `None`
+/// for keys of which no value or every value is supported.
+pub fn unsupported_reason(key: &str, node: &Node) -> Option<Option<&'static str>> {
+    let value = Value { source: Source::Default, key: key.to_owned(), node: node.clone() };
+    match Format::Trainer.rule(key)?.1.action {
+        Action::Only(scalars, why) => Some((!value.is(scalars)).then_some(why)),
+        Action::Unsupported(why) => Some((!is_off(node)).then_some(why)),
+        _ => None,
+    }
+}
+
 /// Each full key of [`Format::Trainer`] with a description for the JSON Schema.
 pub(super) fn trainer_keys() -> impl Iterator<Item = (String, String)> {
     trainer::names().filter_map(|key| {
