@@ -206,13 +206,10 @@ pub(super) fn moments(import: &mut Import, eval: &str, save: &str, validates: bo
     }
 }
 
-/// Imports a number of steps. A share of the run, which Transformers also accepts, is not supported.
+/// Imports a number of steps, or a share of all steps.
 fn steps(import: &mut Import, key: &str, ours: &str, node: Node, unused: Option<&str>) {
     match (unused, node) {
         (Some(why), _) => import.not_needed(key, why),
-        (None, Node::Float(share)) if share < 1.0 => {
-            import.unsupported(key, "a share of the run: set the number of steps");
-        }
         (None, node) => import.put(key, ours, node, ""),
     }
 }

@@ -22,7 +22,7 @@ pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: boo
     let state = optimizer.state + optimizer.average + optimizer.publishing;
     let saves = match train.save_strategy {
         SaveStrategy::No => 1,
-        SaveStrategy::Steps => steps.total_steps.div_ceil(train.save_steps),
+        SaveStrategy::Steps => steps.total_steps.div_ceil(train.save_steps.steps(steps.total_steps)),
         SaveStrategy::Epoch => steps.epochs().ceil() as u64,
     };
     let best = u64::from(train.load_best_model_at_end);
