@@ -6,6 +6,7 @@ use super::names::{NO_LOADER, UPLOAD};
 use super::nodes::{entries, joined, texts};
 use super::source_file::beside;
 use super::{names, ranks};
+use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, Only, To, Together, Unsupported, With};
 use tunesmith_config::{Node, Scalar, is_hub_name, rules};
@@ -151,7 +152,7 @@ fn mode(import: &mut Import) {
     for (key, on) in [("load_in_4bit", four), ("load_in_8bit", eight)] {
         match import.get(&[key]) {
             Some(_) if on && !adapts => {
-                import.unsupported(key, "weights that are trained themselves are not quantized")
+                import.unsupported(key, "weights that are trained themselves are not quantized");
             }
             Some(_) if on && key == "load_in_4bit" => import.not_needed(key, "mode: qlora implies it"),
             Some(_) if on => import.put(key, "model.quantization", Node::Str("int8".into()), ""),
@@ -165,7 +166,7 @@ fn mode(import: &mut Import) {
             Some((_, node)) if ours == "qlora" => import.put(key, to, node, ""),
             Some(_) => import.not_needed(key, "it belongs to load_in_4bit"),
             None if ours == "qlora" && key == "use_bnb_nested_quant" => {
-                import.default(to, Node::Bool(false), "its default")
+                import.default(to, Node::Bool(false), "its default");
             }
             None => {}
         }
@@ -288,7 +289,7 @@ fn mix(import: &mut Import, key: &str, node: Node) {
                 "name" | "split" => import.not_needed(&from, "a file has all of its rows"),
                 "columns" => import.not_needed(&from, "fields that are not part of the row format are ignored"),
                 "fraction" => {
-                    import.unsupported(&from, "a share of the mix without repeated rows; data.datasets has weights")
+                    import.unsupported(&from, "a share of the mix without repeated rows; data.datasets has weights");
                 }
                 _ => import.unsupported(&from, "name the files: data.train_path, or hf://datasets/owner/name/file"),
             }
@@ -352,7 +353,7 @@ fn init(import: &mut Import, key: &str, node: &Node) {
 /// A Jinja file; a tokenizer's folder would be another tokenizer's template.
 fn template(import: &mut Import, key: &str, node: &Node) {
     match node {
-        Node::Str(path) if path.ends_with(".jinja") || path.ends_with(".jinja2") => {
+        Node::Str(path) if Path::new(path).extension().is_some_and(|end| end == "jinja" || end == "jinja2") => {
             import.put(key, "data.template_path", node.clone(), "");
         }
         _ => import.unsupported(key, "set data.template_path to the tokenizer's chat_template.jinja"),
