@@ -508,7 +508,7 @@ fn every_key_of_trl_is_known() {
     let list: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let keys = list["keys"].as_object().unwrap();
     assert!(keys.len() > 150, "{}", keys.len());
-    let text: String = keys.keys().map(|key| format!("{key}: 3\n")).collect();
+    let text: String = keys.keys().flat_map(|key| [key, ": 3\n"]).collect();
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("theirs.yaml");
     std::fs::write(&path, text.replace("model_name_or_path: 3", "model_name_or_path: m")).unwrap();

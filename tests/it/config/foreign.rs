@@ -1,7 +1,7 @@
 //! Files of DeepSpeed, Accelerate and FSDP: every key of theirs is accounted for, and what they say becomes settings of ours.
 use super::*;
 use serde_json::Value as Json;
-use tunesmith::config::foreign::{Format, Outcome, docs};
+use tunesmith::config::foreign::{Format, KeyOutcome, Outcome, docs};
 
 /// The packages' own lists of keys.
 fn golden() -> Json {
@@ -170,8 +170,8 @@ fn a_logarithmic_warm_up_becomes_linear_and_is_called_changed() {
         let json =
             format!(r#"{{"scheduler": {{"type": "WarmupDecayLR", "params": {{"warmup_num_steps": 5{params}}}}}}}"#);
         let resolved = load_ds("", &json).unwrap();
-        let changed = |one: &&tunesmith::config::foreign::KeyOutcome| one.outcome == Outcome::Changed;
-        let keys = resolved.foreign.outcomes.iter().filter(changed).map(|one| one.given()).collect::<Vec<_>>();
+        let changed = |one: &&KeyOutcome| one.outcome == Outcome::Changed;
+        let keys = resolved.foreign.outcomes.iter().filter(changed).map(KeyOutcome::given).collect::<Vec<_>>();
         (keys, resolved.notes)
     };
     assert_eq!(outcomes(r#", "warmup_type": "linear""#), (vec![], vec![]));
