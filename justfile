@@ -236,7 +236,7 @@ install *ARGS:
 @gpu-info *ARGS: _build
     "{{ tunesmith }}" gpu-info "$@"
 
-# convert a configuration of Axolotl, LLaMA-Factory, ms-swift or SFT-Play: just import their.yaml --out ours.yaml
+# convert a configuration of Axolotl, LLaMA-Factory, ms-swift, SFT-Play or TRL: just import their.yaml --out ours.yaml
 [group('data')]
 [no-exit-message]
 @import *ARGS: _build

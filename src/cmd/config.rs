@@ -1,7 +1,7 @@
 //! `tunesmith config`: shows each effective setting with its source, the JSON schema, or the documentation of all settings.
 use super::args::JobArgs;
 use super::terminal::{self, Style};
-use crate::config::foreign::{self, Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
+use crate::config::foreign::{self, CHANGED, Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
 use crate::config::{Resolved, Setting, Source, docs};
 use crate::error::{Error, Result};
 use std::fmt::Write;
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let resolved = args.job.load_partial(&[])?;
     // The table lists these keys.
-    let shown = |note: &&String| args.json || !note.starts_with(NOT_NEEDED);
+    let shown = |note: &&String| args.json || ![NOT_NEEDED, CHANGED].iter().any(|start| note.starts_with(start));
     resolved.notes.iter().filter(shown).for_each(|note| terminal::print_note(note));
     if let Some(number) = args.job.config.num_gpus().filter(|number| number != "1") {
         terminal::print_note(&format!("NUM_GPUS={number}: `tunesmith launch -- train CONFIG` starts as many ranks"));

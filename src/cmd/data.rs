@@ -222,7 +222,7 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     }
     text.push_str(&histogram(&data.train.lengths()));
     for warning in &data.report.warnings {
-        let _ = writeln!(text, "{} {warning}", Style::Yellow.paint("warning:", colour));
+        text += &terminal::warning(warning, colour);
     }
     text
 }
@@ -270,7 +270,7 @@ fn about_pictures(looked: &[(&str, PictureReport)], colour: bool) -> String {
         }
     }
     for warning in warnings {
-        let _ = writeln!(text, "{} {warning}", Style::Yellow.paint("warning:", colour));
+        text += &terminal::warning(&warning, colour);
     }
     text
 }

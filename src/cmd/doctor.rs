@@ -64,7 +64,7 @@ pub fn run(_args: &Args) -> Result<()> {
         program(
             "tensorboard",
             "shows the event files of runs",
-            "`python3 -m pip install tensorboard`; training writes its event files without it",
+            "run `python3 -m pip install tensorboard`; training writes its event files without it",
         ),
         gloo(gloo::probe()),
         gpu(),
@@ -128,11 +128,16 @@ fn just() -> Finding {
     if locate::program("just").is_none() && Path::new(".tools/bin/just").exists() {
         return Finding::new("just", Verdict::Neutral, "not on PATH; scripts/just runs the one in .tools/bin");
     }
-    program(
-        "just",
-        "recipes run with `just`",
-        "run `scripts/just` instead, which builds it once, or `cargo install just --locked`",
-    )
+    program("just", "recipes run with `just`", how_to_get_just(Path::new("scripts/just").exists()))
+}
+
+/// The command that helps without `just`; `script` says whether the repository's script is here.
+const fn how_to_get_just(script: bool) -> &'static str {
+    if script {
+        "run `scripts/just`, which installs it once into .tools, and takes the same words"
+    } else {
+        "run `cargo install just --locked`"
+    }
 }
 
 fn processor(machine: &MachineInfo) -> Finding {
@@ -275,6 +280,14 @@ mod tests {
         let text = report(&findings, false);
         assert_eq!(text.matches("hint:").count(), 3, "{text}");
         assert!(!text.contains('\x1b'));
+    }
+
+    #[test]
+    fn a_missing_just_is_helped_by_one_command() {
+        for (script, command) in [(true, "`scripts/just`"), (false, "`cargo install just --locked`")] {
+            let hint = how_to_get_just(script);
+            assert!(hint.contains(command) && hint.matches('`').count() == 2, "{hint}");
+        }
     }
 
     #[test]

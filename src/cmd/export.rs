@@ -6,10 +6,12 @@ use super::args::ConfigArgs;
 use super::download::Downloads;
 use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_dtype};
 use super::parts_args::{Opened, PartsArgs};
+use super::shell_quote::quoted;
 use super::terminal::print;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::publish::publish_folder;
 use crate::checkpoint::{MANIFEST, folder as companions, peft};
+use crate::config::arch::Arch;
 use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
 use crate::export::card::ModelCard;
@@ -21,7 +23,7 @@ use crate::files::disk::RealDisk;
 use crate::files::output::{Existing, OutputFile, check_no_overlap, check_output_file};
 use crate::hub::{Hub, Pushed};
 use crate::model::weights::Stacking;
-use crate::plan::human_bytes;
+use crate::plan::{grouped, human_bytes};
 use crate::telemetry::metrics::{self, MetricsLine};
 use crate::train::output;
 use crate::words::count;
@@ -118,7 +120,7 @@ pub fn run(args: &Args) -> Result<()> {
                 "holds           the language model; for images, llama.cpp needs a file of the base's encoder too: convert_hf_to_gguf.py --mmproj"
             );
         }
-        let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
+        let default = default_name(&name, args.gguf.as_deref().unwrap_or_default(), args.adapter_only);
         let output = args.output.as_deref().map(|output| with_extension(output, "gguf"));
         let path = output_dir(output.as_deref(), config.as_ref(), &default)?;
         check_no_overlap(&path, &reads)?;
@@ -145,15 +147,16 @@ pub fn run(args: &Args) -> Result<()> {
             };
             gguf::write_model(&path, &model, &vocabulary, &name, format)?
         };
-        let how = if args.adapter_only { "--lora" } else { "-m" };
+        let how = if args.adapter_only { "-m BASE.gguf --lora" } else { "-m" };
         let _ = writeln!(text, "file            {} ({})", path.display(), human_bytes(bytes)); // a String never fails
-        let _ = writeln!(text, "use it          llama-cli {how} {}", path.display());
+        let _ = writeln!(text, "use it          llama-cli {how} {}", quoted(&path.display().to_string()));
         print(&text)?;
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         return push(args, hub.as_ref(), &[(name, path)]);
     }
     let form_name = if args.peft { "peft" } else { "hf" };
     let target = output_dir(args.output.as_deref(), config.as_ref(), &format!("export-{form_name}"))?;
+    let use_it = how_to_use(&parts.arch, args.peft, &target.display().to_string());
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(no_adapter)?;
@@ -178,8 +181,35 @@ pub fn run(args: &Args) -> Result<()> {
         folder::write(&target, &model, &form)?;
     }
     let _ = writeln!(text, "folder          {}", target.display());
+    let _ = writeln!(text, "use it          {use_it}");
     print(&text)?;
     push(args, hub.as_ref(), &files_of(&target)?)
+}
+
+/// The file's name without `--output`: `NAME.q8_0.gguf` for a model, `NAME-F16-LoRA.gguf` for an adapter, as llama.cpp's
+/// `convert_lora_to_gguf.py` names it.
+fn default_name(name: &str, format: &str, adapter: bool) -> String {
+    if adapter {
+        format!("{name}-{}-LoRA.gguf", format.to_uppercase())
+    } else {
+        format!("{name}.{}.gguf", format.to_lowercase())
+    }
+}
+
+/// How to use the folder `dir`, in a line. A multimodal model needs more than a text; its card has the code.
+fn how_to_use(arch: &Arch, adapter: bool, dir: &str) -> String {
+    let task = match (&arch.score, &arch.vision, arch.wrapper) {
+        (_, Some(vision), _) if !adapter && (vision.folder.is_some() || vision.world.is_some()) => {
+            return format!("model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")");
+        }
+        (None, None, None) => "text-generation",
+        (Some(_), None, None) if !adapter => "text-classification",
+        _ => return format!("{} has the code", Path::new(dir).join("README.md").display()),
+    };
+    // A JSON string is one of Python's too.
+    let dir = serde_json::Value::from(dir);
+    let code = format!("from transformers import pipeline; print(pipeline(\"{task}\", {dir})(\"Hello\"))");
+    format!("python3 -c {}", quoted(&code))
 }
 
 fn no_adapter() -> Error {
@@ -344,21 +374,50 @@ fn results(config: &Config) -> Vec<(String, String)> {
     }
     let mut evaluations =
         lines.iter().filter_map(|line| if let MetricsLine::Eval(line) = line { Some(line) } else { None });
-    if let Some(loss) = evaluations.next_back().and_then(|line| line.eval_loss) {
-        rows.push(("last validation loss".to_owned(), format!("{loss:.4}")));
+    if let Some(line) = evaluations.next_back()
+        && let Some(loss) = line.eval_loss
+    {
+        rows.push((format!("last validation loss ({})", count(line.eval_rows, "row")), format!("{loss:.4}")));
     }
     let scores = files::read_own_text(&dir.join("eval").join("metrics.json"), files::SMALL).unwrap_or_default();
-    let scores: serde_json::Value = serde_json::from_str(&scores).unwrap_or_default();
-    for (name, score) in scores["models"]["tuned"]["scores"].as_object().into_iter().flatten() {
-        let split = scores["split"].as_str().unwrap_or("held-out");
-        rows.extend(score["value"].as_f64().map(|value| (format!("{name} ({split} rows)"), format!("{value:.4}"))));
-    }
+    rows.extend(evaluated(&serde_json::from_str(&scores).unwrap_or_default()));
     rows
+}
+
+/// The scores in a `metrics.json` of `tunesmith eval`, each with the rows that it was measured on.
+fn evaluated(metrics: &serde_json::Value) -> Vec<(String, String)> {
+    let split = metrics["split"].as_str().unwrap_or("held-out");
+    let on = match metrics["rows"].as_u64() {
+        Some(rows) => count(grouped(rows), &format!("{split} row")),
+        None => format!("{split} rows"),
+    };
+    let scores = metrics["models"]["tuned"]["scores"].as_object().into_iter().flatten();
+    scores
+        .filter_map(|(name, score)| Some((format!("{name} ({on})"), format!("{:.4}", score["value"].as_f64()?))))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scores_of_a_card_say_on_how_many_rows_they_were_measured() {
+        let mut metrics = serde_json::json!({
+            "split": "validation", "rows": 1200, "models": {"tuned": {"scores": {"rouge1": {"value": 0.25}}}}
+        });
+        let row = |label: &str| vec![(label.to_owned(), "0.2500".to_owned())];
+        assert_eq!(evaluated(&metrics), row("rouge1 (1,200 validation rows)"));
+        metrics["rows"] = 1.into();
+        assert_eq!(evaluated(&metrics), row("rouge1 (1 validation row)"));
+        assert_eq!(evaluated(&serde_json::Value::Null), []);
+    }
+
+    #[test]
+    fn an_adapter_and_a_model_have_different_names() {
+        assert_eq!(default_name("run", "F16", false), "run.f16.gguf");
+        assert_eq!(default_name("run", "f16", true), "run-F16-LoRA.gguf");
+    }
 
     #[test]
     fn a_gguf_file_is_named_as_one() {

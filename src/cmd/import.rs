@@ -19,6 +19,8 @@ enum From {
     MsSwift,
     /// SFT-Play
     SftPlay,
+    /// TRL
+    Trl,
 }
 
 impl From {
@@ -28,6 +30,7 @@ impl From {
             Self::LlamaFactory => Toolkit::LlamaFactory,
             Self::MsSwift => Toolkit::MsSwift,
             Self::SftPlay => Toolkit::SftPlay,
+            Self::Trl => Toolkit::Trl,
         }
     }
 }

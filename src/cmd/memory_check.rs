@@ -66,8 +66,10 @@ impl data::Progress for Quiet {
 
 impl Observer for Quiet {
     fn event(&self, event: &Event<'_>) {
-        if let Event::Notice(text) = event {
-            terminal::print_note(text);
+        match event {
+            Event::Notice(text) => terminal::print_note(text),
+            Event::Warning(text) => terminal::print_warning(text),
+            _ => {}
         }
     }
 }

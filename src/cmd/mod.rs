@@ -86,7 +86,7 @@ enum Command {
     Data(data::Args),
     /// Download a model or a data set from the Hugging Face Hub
     Download(download::Args),
-    /// Convert a configuration of Axolotl, LLaMA-Factory, ms-swift or SFT-Play
+    /// Convert a configuration of Axolotl, LLaMA-Factory, ms-swift, SFT-Play or TRL
     Import(import::Args),
     /// Measure a model on held-out rows, next to its base
     Eval(eval::Args),

@@ -10,7 +10,7 @@ use crate::data;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::hub::{self, NoProgress, Part};
-use crate::model::targets::Targets;
+use crate::model::targets::{self, Targets};
 use crate::model::{adapters, device};
 use crate::plan::flops::Costs;
 use crate::plan::memory::{CUDA_CONTEXT, Device, Predictor, Storage};
@@ -20,6 +20,7 @@ use crate::telemetry::machine;
 use crate::train::autobatch::batch_plan::BatchRequest;
 use crate::train::features;
 use crate::train::memory_prediction::{self, OptimizerState};
+use crate::train::trainable;
 use crate::train::vision::{Seer, Sight, names_encoder};
 use crate::words::count;
 use std::path::{Path, PathBuf};
@@ -143,7 +144,7 @@ fn report(args: &Args) -> Result<Report> {
                 .hint("give the training speed of one rank (--tflops), or run `tunesmith bench` once on the CPU"));
         }
     };
-    let facts = facts(&name, &config, &arch, &predictor, &batch, &machine);
+    let facts = facts(&name, &config, &arch, &predictor, &batch, &machine)?;
     Ok(Report { facts, machine, batch, plan, checkpointing, optimizers, time, scaling, notes })
 }
 
@@ -249,10 +250,11 @@ fn facts(
     predictor: &Predictor<'_>,
     batch: &Batch,
     machine: &Machine,
-) -> Vec<(String, String)> {
+) -> Result<Vec<(String, String)>> {
     let job = &predictor.job;
     let numbers: u64 = arch.tensors().iter().map(|spec| TensorSpec::len(spec) as u64).sum();
-    let share = 100.0 * job.trained.values as f64 / numbers.max(1) as f64;
+    let all = trainable::all_parameters(config, arch, &targets::placed(arch, &config.tuning)?)?;
+    let share = 100.0 * job.trained.values as f64 / all.max(1) as f64;
     let base = match job.base.quantized {
         Some(quantized) => format!("{}; embedding and head {}", quantized.name(), job.base.matrices.name()),
         None => job.base.matrices.name().to_owned(),
@@ -269,7 +271,7 @@ fn facts(
         Device::Cpu => format!("{} on the CPU", ranks(machine.ranks, "process", "processes")),
         Device::Gpu => ranks(machine.ranks, "GPU", "GPUs"),
     };
-    [
+    let facts = [
         (
             "model",
             format!(
@@ -280,7 +282,10 @@ fn facts(
             ),
         ),
         ("base", base),
-        ("trained", format!("{} values ({share:.2} %), {how}; {}", grouped(job.trained.values), config.train.optim)),
+        (
+            "trained",
+            format!("{} parameters ({share:.2} %), {how}; {}", grouped(job.trained.values), config.train.optim),
+        ),
         (
             "micro-batch",
             format!(
@@ -300,7 +305,8 @@ fn facts(
         ),
     ]
     .map(|(label, value)| (label.to_owned(), value))
-    .to_vec()
+    .to_vec();
+    Ok(facts)
 }
 
 fn ranks(count: u64, one: &str, many: &str) -> String {

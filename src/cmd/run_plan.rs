@@ -39,9 +39,10 @@ impl data::Progress for Notices {
 
 impl Observer for Notices {
     fn event(&self, event: &Event<'_>) {
-        if let Event::Notice(text) = event {
-            // Some notices carry the prefix themselves.
-            terminal::print_note(text.trim_start_matches("note: "));
+        match event {
+            Event::Notice(text) => terminal::print_note(text),
+            Event::Warning(text) => terminal::print_warning(text),
+            _ => {}
         }
     }
 }

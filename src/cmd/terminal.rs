@@ -205,6 +205,16 @@ pub(super) fn print_note(text: &str) {
     print_text(&format!("{} {text}\n", Style::Yellow.paint("note:", stderr_colour())));
 }
 
+/// A line about something that the user should act on.
+pub(super) fn warning(text: &str, colour: bool) -> String {
+    format!("{} {text}\n", Style::Yellow.paint("warning:", colour))
+}
+
+/// Writes a [`warning`] to standard error.
+pub(super) fn print_warning(text: &str) {
+    print_text(&warning(text, stderr_colour()));
+}
+
 /// Writes an error and its hint to standard error.
 pub(super) fn print_error(error: &Error) {
     let colour = stderr_colour();

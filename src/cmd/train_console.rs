@@ -6,7 +6,8 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::bar;
-use super::terminal::{Style, columns, print, stdout_colour};
+use super::terminal::{Style, columns, print, stdout_colour, warning};
+use crate::config::Interval;
 use crate::data;
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::telemetry::metrics::{EvalLine, StepLine};
@@ -19,7 +20,7 @@ use crate::words::count;
 pub(super) struct Console {
     terminal: bool,
     colour: bool,
-    every: u64,
+    every: Interval,
     began: Instant,
     state: Mutex<State>,
 }
@@ -33,7 +34,7 @@ struct State {
 }
 
 impl Console {
-    pub fn new(every: u64) -> Self {
+    pub fn new(every: Interval) -> Self {
         let terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         let (colour, began) = (stdout_colour(), Instant::now());
         Self { terminal, colour, every, began, state: Mutex::default() }
@@ -74,7 +75,7 @@ impl Console {
         if let Some(bar) = &self.state().bar {
             bar.set_position(line.step);
             bar.set_message(bar::of_step(line, pace, wide(), self.colour));
-        } else if line.step.is_multiple_of(self.every) || line.step == pace.total_steps {
+        } else if line.step.is_multiple_of(self.every.steps(pace.total_steps)) || line.step == pace.total_steps {
             let width = pace.total_steps.to_string().len();
             let accuracy = line.accuracy.map_or_else(String::new, |accuracy| format!("  accuracy {accuracy:.4}"));
             self.say(&format!(
@@ -152,6 +153,7 @@ impl Observer for Console {
                 }
             }
             Event::Notice(text) => self.say(&format!("{text}\n")),
+            Event::Warning(text) => self.say(&warning(text, self.colour)),
             Event::Plan { facts, batches, rates, scaled, resumed_at } => {
                 self.finish();
                 let mut text = self.heading("run") + &plan::table(facts);

@@ -269,7 +269,10 @@ fn adapters_become_gguf_and_peft_folders_with_a_card() {
     let parts = parts("llama");
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     let file = root.path().join("a.gguf");
-    works(&[&["export", "--gguf", "f32", "--adapter-only", "--output", file.to_str().unwrap()], &parts[..]].concat());
+    let said = works(
+        &[&["export", "--gguf", "f32", "--adapter-only", "--output", file.to_str().unwrap()], &parts[..]].concat(),
+    );
+    assert!(said.contains(&format!("use it          llama-cli -m BASE.gguf --lora {}", file.display())), "{said}");
     let content = candle_core::quantized::gguf_file::Content::read(&mut fs::File::open(&file).unwrap()).unwrap();
     assert_eq!(content.metadata["adapter.lora.alpha"].to_f32().unwrap(), 8.0);
     assert_eq!(content.tensor_infos["blk.1.attn_q.weight.lora_a"].shape.dims()[0], 4, "the rank");
@@ -279,6 +282,14 @@ fn adapters_become_gguf_and_peft_folders_with_a_card() {
             .concat(),
     );
     assert!(said.contains("would upload to me/mine") && said.contains("adapter_model.safetensors"), "{said}");
+    let pipeline = |dir: &Path| format!("print(pipeline(\"text-generation\", \"{}\")(\"Hello\"))", dir.display());
+    assert!(
+        said.contains("use it          python3 -c 'from transformers") && said.contains(&pipeline(&folder)),
+        "{said}"
+    );
+    let whole = root.path().join("hf");
+    let said = works(&[&["export", "--hf", "--output", whole.to_str().unwrap()], &parts[..]].concat());
+    assert!(said.contains(&pipeline(&whole)), "{said}");
     let card = fs::read_to_string(folder.join("README.md")).unwrap();
     assert!(card.contains("library_name: peft"), "{card}");
     fails(

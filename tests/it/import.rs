@@ -72,6 +72,7 @@ fn a_configuration_of_another_toolkit_in_the_place_of_ours_is_told_with_the_comm
         ("axo lotl.yaml", "Axolotl", "base_model: x\nadapter: lora\ndatasets: [{path: a.jsonl, type: alpaca}]\n"),
         ("factory.yaml", "LLaMA-Factory", "model_name_or_path: x\nstage: sft\nfinetuning_type: lora\ndataset: a\n"),
         ("swift.yaml", "ms-swift", "model: x\ntuner_type: lora\ndataset: a.jsonl\n"),
+        ("trl.yaml", "TRL", "model_name_or_path: x\nuse_peft: true\ndataset_name: owner/rows\n"),
         ("ours.yaml", "", "adapter: lora\ntrain: {max_steps: 1}\n"),
     ];
     for (name, toolkit, text) in texts {
@@ -297,6 +298,7 @@ fn imported(toolkit: Toolkit, text: &str) -> Imported {
         Toolkit::LlamaFactory => "model_name_or_path: m\nstage: sft\ndo_train: true\n",
         Toolkit::MsSwift => "model: m\ndataset: a.jsonl\n",
         Toolkit::SftPlay => "model: {name: m}\n",
+        Toolkit::Trl => "model_name_or_path: m\ndataset_name: owner/rows\n",
     };
     std::fs::write(&path, format!("{base}{text}")).unwrap();
     let made = import::read(&path, Some(toolkit)).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -453,6 +455,71 @@ fn imported_whatever(text: &str) -> Imported {
 }
 
 #[test]
+fn trls_names_and_defaults_become_ours() {
+    let made = read("trl_lora.yaml");
+    let expected = [
+        ("model.name", "\"Qwen/Qwen2.5-0.5B\""),
+        ("model.double_quant", "false"),
+        ("tuning.mode", "\"qlora\""),
+        ("tuning.lora.r", "32"),
+        ("tuning.lora.lora_dropout", "0.05"),
+        ("train.batch_size", "2"),
+        ("train.adam_beta2", "0.95"),
+        ("train.warmup_ratio", "0.03"),
+        ("train.bf16", "true"),
+        ("train.gradient_checkpointing", "true"),
+        ("train.strategy", "\"zero2\""),
+        ("data.loss_on", "\"assistant\""),
+        ("data.packing", "true"),
+    ];
+    for (key, expected) in expected {
+        assert_eq!(value(&made, key).to_string(), expected, "{key}");
+    }
+    assert!(made.yaml.contains("- {name: trl-lib/Capybara, split: train}"), "{}", made.yaml);
+    for (key, outcome) in [
+        ("attn_implementation", Outcome::NotNeeded),
+        ("dataloader_num_workers", Outcome::NotNeeded),
+        ("auto_find_batch_size", Outcome::NotNeeded),
+        ("eos_token", Outcome::Unsupported),
+    ] {
+        assert_eq!(outcome_of(&made, key).outcome, outcome, "{key}");
+    }
+    let made = read("trl_full.yaml");
+    assert_eq!((value(&made, "tuning.mode"), value(&made, "train.bf16")), (json!("full"), json!(false)));
+    assert_eq!((value(&made, "data.split"), value(&made, "data.loss_on")), (json!(0.05), json!("all")));
+    assert_eq!(value(&made, "train.learning_rate"), 2e-5);
+    assert!(made.yaml.contains("- {path: rows/a.jsonl}"), "{}", made.yaml);
+    let of = |text: &str| imported(Toolkit::Trl, text);
+    let made = of("completion_only_loss: true\nlora_r: 4\nload_in_4bit: true\nauto_find_batch_size: true\n");
+    assert_eq!(value(&made, "data.loss_on"), "completion");
+    assert_eq!(outcome_of(&made, "lora_r").outcome, Outcome::NotNeeded, "there is no adapter");
+    for key in ["load_in_4bit", "auto_find_batch_size"] {
+        assert_eq!(outcome_of(&made, key).outcome, Outcome::Unsupported, "{key}");
+    }
+    let made = of("use_peft: true\nload_in_8bit: true\n");
+    assert_eq!((value(&made, "tuning.mode"), value(&made, "model.quantization")), (json!("lora"), json!("int8")));
+    assert_eq!(value(&made, "tuning.lora.target_modules"), json!(["q_proj", "v_proj"]));
+}
+
+/// The list of its keys comes from its classes (`scripts/golden/trl_keys.py`).
+#[test]
+fn every_key_of_trl_is_known() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/foreign/trl.json");
+    let list: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let keys = list["keys"].as_object().unwrap();
+    assert!(keys.len() > 150, "{}", keys.len());
+    let text: String = keys.keys().flat_map(|key| [key, ": 3\n"]).collect();
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("theirs.yaml");
+    std::fs::write(&path, text.replace("model_name_or_path: 3", "model_name_or_path: m")).unwrap();
+    let made = import::read(&path, Some(Toolkit::Trl)).unwrap();
+    for key in keys.keys() {
+        let found = outcome_of(&made, key);
+        assert!(!found.why.starts_with("unknown"), "{found:?}");
+    }
+}
+
+#[test]
 fn deepspeeds_files_are_taken_as_they_are() {
     for (toolkit, section) in
         [(Toolkit::Axolotl, ""), (Toolkit::LlamaFactory, ""), (Toolkit::MsSwift, ""), (Toolkit::SftPlay, "train.")]
@@ -603,6 +670,8 @@ fn what_is_no_supervised_fine_tuning_is_refused_whole() {
     assert!(refusal("model: m\ntuner_type: lora\n", None).contains("dataset is not set"));
     assert!(refusal("model: m\ndataset: a\ntask_type: seq_cls\n", None).contains("classification"));
     assert!(refusal("model_name_or_path: m\nstage: kto\n", None).contains("stage: \"kto\""));
+    assert!(refusal("model_name_or_path: m\nuse_peft: true\nbeta: 0.1\n", None).contains("trl dpo"));
+    assert!(refusal("dataset_name: a/b\n", None).contains("model_name_or_path is not set"));
     assert!(refusal("model: {type: seq2seq}\ntrain: {}\n", None).contains("seq2seq"));
     assert!(refusal("a: 1\n", None).contains("--from"));
     assert!(refusal("base_model: m\nbase_model: n\n", None).contains("given twice"));
@@ -719,13 +788,13 @@ fn arguments_of_transformers_are_none_of_them() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("trl.yaml");
     for text in [
-        "model_name_or_path: m\ndataset_name: owner/rows\nlearning_rate: 2.0e-5\nnum_train_epochs: 1\npacking: true\nuse_peft: true\nlora_r: 32\n",
+        "learning_rate: 2.0e-5\nnum_train_epochs: 1\npacking: true\n",
         "model_name_or_path: gpt2\nper_device_train_batch_size: 4\nlearning_rate: 1e-4\nseed: 1\n",
     ] {
         std::fs::write(&path, text).unwrap();
         let error = import::read(&path, None).unwrap_err();
-        assert!(error.message().contains("not those of Axolotl, LLaMA-Factory, ms-swift or SFT-Play"), "{error}");
-        assert!(error.hint_text().unwrap().contains("Transformers and TRL"), "{error}");
+        assert!(error.message().contains("not those of Axolotl, LLaMA-Factory, ms-swift, SFT-Play or TRL"), "{error}");
+        assert!(error.hint_text().unwrap().contains("arguments of Transformers"), "{error}");
     }
 }
 

@@ -329,6 +329,14 @@ fn features_that_change_the_numbers_are_refused_by_name() {
         let error = with(key, value).expect_err(key);
         assert_says(&error, &["dir/adapter_config.json", "not yet", key]);
     }
+    for (key, value, instead) in [
+        ("init_lora_weights", json!("olora"), "path_initial_model_for_weight_conversion"),
+        ("lora_bias", json!(true), "merge the adapter in PEFT"),
+        ("fan_in_fan_out", json!(true), "this version reads"),
+    ] {
+        let error = with(key, value).expect_err(key);
+        assert!(error.hint_text().is_some_and(|hint| hint.contains(instead)), "{key}: {error}");
+    }
     for (key, value) in [
         ("r", json!(0)),
         ("r", json!(-1)),

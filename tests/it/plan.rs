@@ -7,13 +7,13 @@ use tunesmith::config::{Config, Dtype, Mode, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
-use tunesmith::model::targets::Targets;
+use tunesmith::model::targets::{self, Targets};
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::ops::quant::{Format, encode};
 use tunesmith::ops::testing::numbers;
 use tunesmith::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use tunesmith::plan::strategies::{self, Machine, Strategy, Way};
-use tunesmith::train::memory_prediction;
+use tunesmith::train::{memory_prediction, trainable};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -129,6 +129,33 @@ fn buffers_are_predicted_to_the_byte() {
         }
     }
     assert_eq!(count, families.len() * modes().len() - 1);
+}
+
+/// Trained parameters and all of them, as `get_nb_trainable_parameters` of PEFT 0.21.2 counts these models.
+#[test]
+fn parameters_are_counted_as_in_peft() {
+    let few = "target_modules: [q_proj, v_proj]";
+    for (family, lora, counts) in [
+        ("llama", "target_modules: all-linear", (8192, 147_776)),
+        ("qwen2", "target_modules: all-linear", (8576, 121_792)),
+        ("qwen2", "target_modules: all-linear, bias: all", (8832, 121_792)),
+        ("qwen2", "target_modules: all-linear, bias: lora_only", (8832, 121_792)),
+        ("gemma2", "target_modules: all-linear", (8192, 115_264)),
+        ("llama", &format!("{few}, use_dora: true"), (1984, 141_568)),
+        ("llama", &format!("{few}, modules_to_save: [embed_tokens, lm_head]"), (67_328, 206_912)),
+        ("gemma2", &format!("{few}, modules_to_save: [embed_tokens]"), (34_560, 141_632)),
+    ] {
+        let config = config(&format!("tuning: {{lora: {{r: 4, {lora}}}}}"));
+        let mut arch = arch(family);
+        arch.separate(Targets::of(&config.tuning).apart());
+        let placements = targets::placed(&arch, &config.tuning).unwrap();
+        let trained = trainable::tensors(&config, &arch, &placements).unwrap();
+        let trained: usize = trained.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        let all = trainable::all_parameters(&config, &arch, &placements).unwrap();
+        assert_eq!((trained, all), counts, "{family}, {lora}");
+    }
+    let (config, arch) = (config("tuning: {mode: full}"), arch("llama"));
+    assert_eq!(trainable::all_parameters(&config, &arch, &[]).unwrap(), 139_584);
 }
 
 /// Tables of a model whose embedding and head share one: what is trained of them, and a head that gets a matrix of its own.

@@ -24,6 +24,7 @@ pub mod foreign;
 mod foreign_values;
 mod grow_vocabulary;
 mod hf_json;
+mod interval;
 mod json_comments;
 mod key_types;
 mod labels;
@@ -73,6 +74,7 @@ pub use enums::{
     WorldProjection,
 };
 pub use families::FAMILIES;
+pub use interval::Interval;
 pub use labels::{ClassWeights, Labels};
 pub use lookup::unquoted;
 pub use mixed_values::{BeamStop, DeviceChoice, InitLora, Resume, TargetModules};

@@ -90,7 +90,8 @@ impl ConfigValue for InitLora {
             Node::Str(word) if word == "pissa" => Ok(Self::Pissa),
             Node::Str(word) if word == "loftq" => Ok(Self::Loftq),
             Node::Str(word) if LATER_INITS.contains(&word.as_str()) => {
-                Err(Refusal::new(node, Self::expected()).hint(super::suggest::not_yet(word)))
+                let instead = "pissa_niter_4 starts at the largest singular values, true as PEFT by default";
+                Err(Refusal::new(node, Self::expected()).hint(format!("{}; {instead}", super::suggest::not_yet(word))))
             }
             Node::Str(word) => match word.strip_prefix("pissa_niter_").map(str::parse) {
                 Some(Ok(rounds @ 0..=1000)) => Ok(Self::PissaRounds(rounds)),

@@ -70,9 +70,6 @@ fn instead(key: &str, node: &Node) -> Option<String> {
         // Transformers takes a share of all steps here.
         Node::Float(share) if (0.0..1.0).contains(share) => match key {
             "train.warmup_steps" => Some(format!("set train.warmup_ratio: {share}")),
-            "train.logging_steps" | "train.eval_steps" | "train.save_steps" => {
-                Some("a share of all steps is not yet part of this version: give a number of steps".to_owned())
-            }
             _ => None,
         },
         _ => None,

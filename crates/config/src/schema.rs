@@ -11,6 +11,7 @@ use super::enums::{
     SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
 use super::foreign_values::{FileOrMapping, FsdpWords};
+use super::interval::Interval;
 use super::labels::{ClassWeights, Labels};
 use super::mixed_values::{BeamStop, DeviceChoice, Resume};
 use super::option::{self, Range, section};
@@ -308,12 +309,12 @@ section! {
         /// same result and less memory. A single longer row stays whole. The load-balancing loss of experts is computed for each
         /// part. On a GPU there is no limit unless one is set here.
         max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
-        /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
-        logging_steps: u64 = 1, aliases ["logging.log_interval"], range Range::at_least(1.0);
+        /// Steps between lines on the console and points in TensorBoard, or a share of all steps; `metrics.jsonl` has every step.
+        logging_steps: Interval = Interval::Steps(1), aliases ["logging.log_interval"];
         /// When the validation loss is measured.
         eval_strategy: EvalStrategy = EvalStrategy::No, aliases ["evaluation_strategy"];
-        /// Steps between validations; needed with `eval_strategy: steps`.
-        eval_steps: Option<u64> = None, range Range::at_least(1.0);
+        /// Steps between validations, or a share of all steps; needed with `eval_strategy: steps`.
+        eval_steps: Option<Interval> = None;
         /// Also validate before step 1. (A small trial validation is always made.)
         eval_on_start: bool = false;
         /// Also validate after the last step, whatever `eval_steps` says.
@@ -337,8 +338,8 @@ section! {
         eval_accumulation_steps: Option<u64> = None, range Range::at_least(1.0);
         /// When a checkpoint is written.
         save_strategy: SaveStrategy = SaveStrategy::Steps;
-        /// Steps between checkpoints.
-        save_steps: u64 = 500, range Range::at_least(1.0);
+        /// Steps between checkpoints, or a share of all steps.
+        save_steps: Interval = Interval::Steps(500);
         /// Number of checkpoints to keep, besides the best one (`null`: all).
         save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
         /// Write checkpoints while training continues, from a copy of the trained weights and the optimizer's state. Memory for the

@@ -29,7 +29,7 @@ pub(super) const WORDS: &[(&str, &str, &str)] = &[
     ("train.lr_scheduler_type", "wsd", "set train.lr_scheduler_type: warmup_stable_decay"),
     ("model.device", "gpu", "set model.device: cuda"),
     ("model.device", "mps", "of GPUs, only NVIDIA's are supported: set model.device: cpu"),
-    ("tuning.mode", "sft", "set task: causal_lm, which is the default; tuning.mode says which values are trained"),
+    ("tuning.mode", "sft", "set task: causal_lm, which is the default; tuning.mode says which parameters are trained"),
 ];
 
 /// Full keys or sections, and what to do instead.
@@ -78,7 +78,10 @@ pub(super) const LATER: &[(&str, &str)] = &[
         "training the embeddings of tokens that exist is not yet part of this version; see tuning.new_tokens",
     ),
     ("tuning.lora.loftq_config", "set tuning.lora.init_lora_weights: loftq, and tuning.lora.loftq_iter"),
-    ("tuning.lora.lora_bias", "a bias on B is not yet part of this version; tuning.lora.bias trains the base's biases"),
+    (
+        "tuning.lora.lora_bias",
+        "a bias on B is not yet part of this version; set tuning.lora.bias: lora_only to train the biases of adapted modules",
+    ),
     ("tuning.lora.fan_in_fan_out", OF_THE_ADAPTER),
     ("tuning.lora.inference_mode", OF_THE_ADAPTER),
     ("tuning.lora.auto_mapping", OF_THE_ADAPTER),

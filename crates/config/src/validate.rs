@@ -186,7 +186,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     )?;
     let same_moments = match (train.eval_strategy, train.save_strategy) {
         (EvalStrategy::Steps, SaveStrategy::Steps) => {
-            train.eval_steps.is_none_or(|every| train.save_steps.is_multiple_of(every))
+            train.eval_steps.is_none_or(|every| train.save_steps.may_be_multiple_of(every))
         }
         (EvalStrategy::Epoch, SaveStrategy::Epoch) => true,
         _ => false,

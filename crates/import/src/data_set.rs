@@ -1,4 +1,6 @@
 //! One data set of the source, and how it is written: as paths, or as an entry of `data.datasets`.
+use std::path::Path;
+use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::Node;
 
 pub(super) struct DataSet {
@@ -29,4 +31,10 @@ pub(super) fn files(sets: Vec<DataSet>) -> Vec<Node> {
 /// One path by itself, several as a list.
 pub(super) fn one_or_list(mut files: Vec<Node>) -> Node {
     if files.len() == 1 { files.remove(0) } else { Node::List(files) }
+}
+
+/// Whether a name is that of a file, which may not be here.
+pub(super) fn is_file(path: &str) -> bool {
+    let mut ends = EXTENSIONS.iter().copied().flatten().chain(COMPRESSED).chain(&["txt"]);
+    path.starts_with(['.', '/']) || Path::new(path).extension().is_some_and(|end| ends.any(|known| end == *known))
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::foreign::rules::{Action, Rule, Translation, find_rule, key_names, nearest_key, translate};
-use tunesmith_config::foreign::{KeyOutcome, Outcome, Value, not_needed_reason};
+use tunesmith_config::foreign::{KeyOutcome, Outcome, Value, not_needed_reason, unsupported_reason};
 use tunesmith_config::{self as config, Node, Source};
 
 /// A function of a toolkit's table: it gets a key of the source and its value.
@@ -58,6 +58,11 @@ impl Translation for Import {
         Ok(())
     }
 
+    fn changed(&mut self, value: &Value, why: &str) -> Result<()> {
+        self.changed(&value.key, "", why);
+        Ok(())
+    }
+
     fn unsupported(&mut self, value: &Value, why: &str) -> Result<()> {
         self.unsupported(&value.key, why);
         Ok(())
@@ -66,14 +71,19 @@ impl Translation for Import {
     fn unknown(&mut self, value: &Value) -> Result<()> {
         let key = &value.key;
         let trainer = format!("train.{key}");
-        let passed_on = self.toolkit == Toolkit::MsSwift;
+        let passed_on = matches!(self.toolkit, Toolkit::MsSwift | Toolkit::Trl);
         let reason = match self.toolkit {
             Toolkit::SftPlay => not_needed_reason(key),
-            Toolkit::MsSwift => not_needed_reason(&trainer),
+            Toolkit::MsSwift | Toolkit::Trl => not_needed_reason(&trainer),
             Toolkit::Axolotl | Toolkit::LlamaFactory => None,
         };
+        let impossible = unsupported_reason(&trainer, &value.node).filter(|_| self.toolkit == Toolkit::Trl);
         match reason {
             Some(why) => self.not_needed(key, why),
+            None if impossible.is_some() => match impossible.flatten() {
+                Some(why) => self.unsupported(key, why),
+                None => self.not_needed(key, "already so"),
+            },
             None if passed_on && config::schema::options().any(|def| def.spellings().any(|name| name == trainer)) => {
                 self.put(key, &trainer, value.node.clone(), "");
             }

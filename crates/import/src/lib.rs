@@ -9,12 +9,14 @@ mod import;
 mod llama_factory;
 mod ms_swift;
 mod names;
+mod nodes;
 mod ranks;
 mod refusal;
 mod report;
 mod sft_play;
 mod source_file;
 mod toolkit;
+mod trl;
 mod write;
 
 pub use report::{Imported, Refused};
@@ -35,6 +37,7 @@ impl Toolkit {
             Self::LlamaFactory => llama_factory::RULES,
             Self::MsSwift => ms_swift::RULES,
             Self::SftPlay => sft_play::RULES,
+            Self::Trl => trl::RULES,
         }
     }
 
@@ -62,11 +65,11 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     let entries = entries(path)?;
     let Some(toolkit) = toolkit.or_else(|| Toolkit::recognise(&entries)) else {
         return Err(Error::config(format!(
-            "{}: its keys are not those of Axolotl, LLaMA-Factory, ms-swift or SFT-Play",
+            "{}: its keys are not those of Axolotl, LLaMA-Factory, ms-swift, SFT-Play or TRL",
             path.display()
         ))
         .hint(
-            "if it is one of them, say which: --from axolotl, llama-factory, ms-swift or sft-play; arguments of Transformers and TRL \
+            "if it is one of them, say which: --from axolotl, llama-factory, ms-swift, sft-play or trl; arguments of Transformers \
              have the same names here, in the section train (`tunesmith config --docs`)",
         ));
     };
@@ -76,6 +79,7 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
         Toolkit::LlamaFactory => llama_factory::read,
         Toolkit::MsSwift => ms_swift::read,
         Toolkit::SftPlay => sft_play::read,
+        Toolkit::Trl => trl::read,
     };
     begin(&mut import)?;
     if import.written("model.device").is_none() {

@@ -1,6 +1,7 @@
 //! Keys that all toolkits share with Transformers: optimizers, schedules, chat templates, validation and checkpoints; and reasons that
 //! several tables give.
 use super::import::Import;
+use super::nodes::{entries, texts};
 use tunesmith_config::foreign::{is_off, one_device};
 use tunesmith_config::{ConfigValue, Node, Optim};
 
@@ -205,13 +206,25 @@ pub(super) fn moments(import: &mut Import, eval: &str, save: &str, validates: bo
     }
 }
 
-/// Imports a number of steps. A share of the run, which Transformers also accepts, is not supported.
+/// Imports a number of steps, or a share of all steps.
 fn steps(import: &mut Import, key: &str, ours: &str, node: Node, unused: Option<&str>) {
     match (unused, node) {
         (Some(why), _) => import.not_needed(key, why),
-        (None, Node::Float(share)) if share < 1.0 => {
-            import.unsupported(key, "a share of the run: set the number of steps");
-        }
         (None, node) => import.put(key, ours, node, ""),
     }
+}
+
+pub(super) fn scheduler_arguments(import: &mut Import, key: &str, node: &Node) {
+    match entries(node) {
+        Some(entries) => import.put(key, "train.lr_scheduler_kwargs", Node::Map(entries), ""),
+        None => import.unsupported(key, "expected a mapping"),
+    }
+}
+
+pub(super) fn report_to(import: &mut Import, key: &str, node: &Node) {
+    let words = texts(node);
+    let tensorboard = words.iter().any(|word| word == "tensorboard" || word == "all");
+    let others = words.iter().any(|word| word != "tensorboard" && word != "none");
+    let why = if others { "others are not yet part of this version; report.html is written" } else { "" };
+    import.put(key, "logging.tensorboard", Node::Bool(tensorboard), why);
 }

@@ -11,11 +11,13 @@ pub enum Toolkit {
     MsSwift,
     /// SFT-Play's YAML, with the file that it includes.
     SftPlay,
+    /// The YAML of TRL's `trl sft --config`, recognised by keys such as `dataset_name` and `use_peft`.
+    Trl,
 }
 
 impl Toolkit {
     /// Every toolkit, in the order of the documentation.
-    pub const ALL: [Self; 4] = [Self::Axolotl, Self::LlamaFactory, Self::MsSwift, Self::SftPlay];
+    pub const ALL: [Self; 5] = [Self::Axolotl, Self::LlamaFactory, Self::MsSwift, Self::SftPlay, Self::Trl];
 
     /// The name as its authors write it.
     pub const fn title(self) -> &'static str {
@@ -24,6 +26,7 @@ impl Toolkit {
             Self::LlamaFactory => "LLaMA-Factory",
             Self::MsSwift => "ms-swift",
             Self::SftPlay => "SFT-Play",
+            Self::Trl => "TRL",
         }
     }
 
@@ -64,6 +67,18 @@ impl Toolkit {
                 "loss_scale",
             ],
             Self::SftPlay => &["include", "model", "tuning", "train", "data", "logging", "gen", "eval"],
+            Self::Trl => &[
+                "dataset_name",
+                "dataset_config",
+                "dataset_train_split",
+                "dataset_test_split",
+                "use_peft",
+                "use_bnb_nested_quant",
+                "lora_modules_to_save",
+                "assistant_only_loss",
+                "completion_only_loss",
+                "test_split_size",
+            ],
         }
     }
 }

@@ -18,6 +18,8 @@ pub enum Event<'a> {
     Phase(&'a str),
     /// A message for the user.
     Notice(&'a str),
+    /// A likely mistake in the data, for the user to act on.
+    Warning(&'a str),
     /// The plan, before step 1.
     Plan {
         /// Model, mode and sizes: label and value.

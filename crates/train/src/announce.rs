@@ -10,6 +10,9 @@ use tunesmith_plan::rates::{Rate, rates};
 use tunesmith_plan::{grouped, human_bytes};
 use tunesmith_telemetry::progress::{Event, Observer};
 
+/// Why a run shows no answers to held-out rows.
+const NO_SAMPLES: &str = "no samples before and after training, since no rows are held out: set data.split, such as data.split=0.05, or data.val_path";
+
 impl Prepared {
     /// Reports the plan of the run, then [`Self::report_notes`].
     pub fn announce(&self, observer: &dyn Observer) {
@@ -61,13 +64,18 @@ impl Prepared {
         self.report_notes(observer);
     }
 
-    /// Reports a backend name of another toolkit, and the warnings about the data.
+    /// Reports a backend name of another toolkit, the warnings about the data, and why there will be no samples.
     pub fn report_notes(&self, observer: &dyn Observer) {
         if let Some(remark) = backend_note(&self.plan) {
             observer.event(&Event::Notice(&remark));
         }
         for warning in &self.dataset.report.warnings {
-            observer.event(&Event::Notice(&format!("note: {warning}")));
+            observer.event(&Event::Warning(warning));
+        }
+        let dataset = &self.dataset;
+        let held_out = dataset.validation.is_some() || dataset.test.is_some();
+        if self.plan.samples.rows > 0 && !held_out {
+            observer.event(&Event::Notice(NO_SAMPLES));
         }
     }
 }
@@ -108,12 +116,12 @@ pub fn rate_table(plan: &RunPlan) -> Vec<Rate> {
     rates(total_steps, warmup_steps, |step| plan.schedule.lr(step))
 }
 
-/// Facts about what is trained: the number of values, their share of the model, and with `tuning.freeze` the tensor names.
+/// Facts about what is trained: the number of parameters, their share of all (as PEFT counts them), and with `tuning.freeze` the tensor names.
 fn trained(prepared: &Prepared) -> Vec<(String, String)> {
     let Prepared { plan, source, .. } = prepared;
-    let (trained, all) = (plan.model.trained_values, plan.model.all_values);
+    let (trained, all) = (plan.model.trained_parameters, plan.model.all_parameters);
     let share = 100.0 * trained as f64 / all.max(1) as f64;
-    let counted = format!("{} values, {share:.3} % of the model's {}", grouped(trained), grouped(all));
+    let counted = format!("{} parameters, {share:.3} % of all {}", grouped(trained), grouped(all));
     let mut facts = vec![("trained".to_owned(), counted)];
     if plan.model.mode == Mode::Freeze {
         let names = &plan.model.trained_in_full;

@@ -42,5 +42,5 @@ pub mod signals;
 mod smaller_passes;
 pub mod step;
 mod train_step;
-mod trainable;
+pub mod trainable;
 pub mod vision;

@@ -88,7 +88,7 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
         let mut model = source.load(None)?;
         model.params.zero_grads();
         let (loading, loaded) = (memory::peak(device), memory::live(device));
-        let later = later_bytes(&source.optimizer, source.trained_values(), &parallel, &Single, device);
+        let later = later_bytes(&source.optimizer, source.trained_parameters(), &parallel, &Single, device);
         let mut measurer =
             PassMeasurer::new(&mut model, &dataset.train, &sampler, (memory::budget(device), later), &Single)?;
         let request = BatchRequest::new(&config.train, &source.arch, 1);

@@ -234,7 +234,7 @@ impl ModelSource {
         vision::image_dir(&self.config)
     }
 
-    pub fn trained_values(&self) -> u64 {
+    pub fn trained_parameters(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }
 

@@ -90,9 +90,9 @@ pub struct ModelPlan {
     pub adapter: Option<AdapterConfig>,
     /// Adapters to merge into the base in memory.
     pub merged_adapters: Vec<PathBuf>,
-    pub trained_values: u64,
-    /// Number of values of the whole model.
-    pub all_values: u64,
+    pub trained_parameters: u64,
+    /// Number of all parameters, with those of adapters.
+    pub all_parameters: u64,
     /// Tensors that are trained in full: next to adapters, or by `mode: freeze`.
     #[serde(serialize_with = "count")]
     pub trained_in_full: Vec<String>,
@@ -282,7 +282,7 @@ impl RunPlan {
             "parallel": {
                 "strategy": self.parallel.strategy.name(),
                 "shards_weights": self.parallel.weights.is_some(),
-                "shards_trained_values": self.parallel.shards_values(),
+                "shards_trained_parameters": self.parallel.shards_values(),
                 "shards_optimizer": self.parallel.shards_optimizer(),
                 "reduce_every_pass": self.parallel.reduce_every_pass,
                 "bucket_bytes": self.parallel.bucket_bytes,

@@ -273,9 +273,9 @@ fn start_of(session: &Session<'_>, start: Floats<'_>) -> Result<Vec<f32>> {
 fn final_bytes(session: &Session<'_>) -> u64 {
     let Session { plan, source, .. } = session;
     let values = match plan.model.mode {
-        Mode::Full | Mode::Freeze => plan.model.all_values,
-        _ if session.model.params.start().is_some() => 2 * plan.model.trained_values,
-        _ => plan.model.trained_values,
+        Mode::Full | Mode::Freeze => plan.model.all_parameters,
+        _ if session.model.params.start().is_some() => 2 * plan.model.trained_parameters,
+        _ => plan.model.trained_parameters,
     };
     let adapts = plan.model.mode.adapts();
     let beside = source.wrapping.as_ref().filter(|_| !adapts).map_or(0, Wrapping::bytes);

@@ -3,15 +3,30 @@ use std::collections::BTreeSet;
 
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD};
-use tunesmith_config::{Config, Mode};
+use tunesmith_config::{Bias, Config, Mode};
 use tunesmith_model::freeze;
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_optim::{Schedule, rates};
 
-/// Number of values of the whole model, with the image encoder and the connector if they are loaded.
-pub fn values(arch: &Arch) -> u64 {
+/// Number of parameters of the whole model, with the image encoder and the connector if they are loaded.
+pub fn parameters(arch: &Arch) -> u64 {
     let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
     arch.tensors().into_iter().chain(of_vision).map(|spec| size(&spec.shape)).sum()
+}
+
+/// Number of all parameters in training, as PEFT's `print_trainable_parameters` counts them: the model's, and those of adapters
+/// and of copies (`modules_to_save`). Biases are trained in place, and are already the model's.
+///
+/// # Errors
+/// As [`tensors`].
+pub fn all_parameters(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<u64> {
+    if !config.tuning.mode.adapts() {
+        return Ok(parameters(arch));
+    }
+    let added = Targets { bias: Bias::None, ..Targets::of(&config.tuning) }.tensors(arch, placements)?;
+    // The base still has one matrix for embedding and head; that of its own is among the copies.
+    let head = if arch.separated { (arch.vocab_size * arch.hidden_size) as u64 } else { 0 };
+    Ok(parameters(arch) - head + added.iter().map(|(_, shape)| size(shape)).sum::<u64>())
 }
 
 pub(crate) fn size(shape: &[usize]) -> u64 {

@@ -1,7 +1,7 @@
 //! Files of DeepSpeed, Accelerate and FSDP: every key of theirs is accounted for, and what they say becomes settings of ours.
 use super::*;
 use serde_json::Value as Json;
-use tunesmith::config::foreign::{Format, Outcome, docs};
+use tunesmith::config::foreign::{Format, KeyOutcome, Outcome, docs};
 
 /// The packages' own lists of keys.
 fn golden() -> Json {
@@ -161,6 +161,28 @@ fn auto_is_ours_and_shown() {
     assert_eq!(text("train.effective_batch"), "train.batch_size x train.grad_accum x ranks");
     let on = load_ds("train: {fp16: true}", json).unwrap();
     assert_eq!(value(&on, "train.initial_scale_power"), 8);
+}
+
+/// The rates differ from DeepSpeed's, so that "not needed" would be wrong.
+#[test]
+fn a_logarithmic_warm_up_becomes_linear_and_is_called_changed() {
+    let outcomes = |params: &str| {
+        let json =
+            format!(r#"{{"scheduler": {{"type": "WarmupDecayLR", "params": {{"warmup_num_steps": 5{params}}}}}}}"#);
+        let resolved = load_ds("", &json).unwrap();
+        let changed = |one: &&KeyOutcome| one.outcome == Outcome::Changed;
+        let keys = resolved.foreign.outcomes.iter().filter(changed).map(KeyOutcome::given).collect::<Vec<_>>();
+        (keys, resolved.notes)
+    };
+    assert_eq!(outcomes(r#", "warmup_type": "linear""#), (vec![], vec![]));
+    for (params, key) in [
+        ("", r#"scheduler.type: "WarmupDecayLR""#),
+        (r#", "warmup_type": "log""#, r#"scheduler.params.warmup_type: "log""#),
+    ] {
+        let (keys, notes) = outcomes(params);
+        assert_eq!(keys, [key]);
+        assert!(notes.len() == 1 && notes[0].starts_with("changed: ") && notes[0].contains("linear"), "{notes:?}");
+    }
 }
 
 #[test]

@@ -12,7 +12,10 @@ fn later_files_win_key_by_key_and_paths_are_relative_to_the_file() {
     let config = folder.load(&[], &[]).unwrap().config;
     let train = &config.train;
     let (batch_size, grad_accum) = (train.batch_size.or(0), train.grad_accum.or(0));
-    assert_eq!((train.seed, grad_accum, batch_size, train.logging_steps), (1, 20, 10, 30));
+    assert_eq!(
+        (train.seed, grad_accum, batch_size, train.logging_steps),
+        (1, 20, 10, tunesmith::config::Interval::Steps(30))
+    );
     let ranks: Vec<(&str, usize)> =
         config.tuning.lora.rank_pattern.0.iter().map(|(name, rank)| (name.as_str(), *rank)).collect();
     assert_eq!(ranks, [("gate", 1), ("up", 2), ("down", 5)]);

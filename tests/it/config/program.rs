@@ -152,6 +152,6 @@ fn doctor_says_what_it_found_and_leaves_nothing() {
     for subject in ["processor", "vectors", "memory", "disk here", "output", "just", "tensorboard", "gpu", "python"] {
         assert!(text.contains(subject), "{subject}: {text}");
     }
-    assert!(text.contains("hint: run `scripts/just`"), "{text}");
+    assert!(text.contains("hint: run `cargo install just --locked`"), "{text}");
     assert_eq!(std::fs::read_dir(folder.0.path()).unwrap().count(), 0);
 }

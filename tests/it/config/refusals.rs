@@ -106,6 +106,8 @@ fn keys_of_later_versions_are_refused_by_name() {
     }
     let hint = |text: &str, hint: &str| assert!(refusal(text).contains(hint), "{}", refusal(text));
     hint("train: {metric_for_best_model: eval_rougeL}", "set train.predict_with_generate: true");
+    hint("tuning: {lora: {init_lora_weights: olora}}", "pissa_niter_4 starts at");
+    hint("tuning: {lora: {lora_bias: true}}", "set tuning.lora.bias: lora_only");
     hint("train: {greater_is_better: true}", "which direction is better is known");
     hint("gen: {do_sample: true, num_beams: 2}", "a beam search draws nothing");
     hint("block_size: 1024", "set data.format: text and data.packing: true");
@@ -136,9 +138,8 @@ fn words_and_variables_are_refused_with_the_nearest_name() {
 fn what_other_toolkits_write_is_refused_with_what_to_write_here() {
     for (word, instead) in [
         ("train.warmup_steps=0.1", "set train.warmup_ratio: 0.1"),
-        ("train.save_steps=0.1", "give a number of steps"),
-        ("train.eval_steps=0.1", "give a number of steps"),
-        ("train.logging_steps=0.1", "give a number of steps"),
+        ("train.save_steps=1.5", "an integer, at least 1, or a share of all steps, between 0 and 1"),
+        ("train.logging_steps=0", "an integer, at least 1, or a share of all steps, between 0 and 1"),
         ("train.optim=adamw_hf", "set train.optim: adamw_torch"),
         ("train.lr_scheduler_type=wsd", "set train.lr_scheduler_type: warmup_stable_decay"),
         ("model.device=gpu", "set model.device: cuda"),

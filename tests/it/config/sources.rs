@@ -12,7 +12,7 @@ fn every_source_overrides_the_one_before() {
         .unwrap();
     let train = &resolved.config.train;
     assert_eq!((train.eval_batch_size, train.batch_size.or(0), train.grad_accum.or(0)), (8, 2, 3));
-    assert_eq!((train.seed, train.save_steps), (4, 5));
+    assert_eq!((train.seed, train.save_steps), (4, tunesmith::config::Interval::Steps(5)));
     let source = |key: &str| resolved.source(key).to_string().replace(&format!("{}/", folder.0.path().display()), "");
     assert_eq!(source("train.eval_batch_size"), "default");
     assert_eq!(source("train.batch_size"), "base.yaml:2");

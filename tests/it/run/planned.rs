@@ -58,3 +58,21 @@ fn ranks_and_sizes_are_decided_in_a_plan() {
     assert_eq!(number(&of["batch"]["batch_size"]) * number(&of["batch"]["grad_accum"]), 8);
     assert_eq!((&of["chosen"]["checkpointing"], of["batch"]["checkpointing"] == "auto"), (&true.into(), false));
 }
+
+/// Transformers takes a number below 1 as a share of all steps, rounded up.
+#[test]
+fn shares_of_all_steps_say_when_a_run_logs_validates_and_saves() {
+    let fixture = super::fixture::Fixture::new();
+    let shares = ["train.eval_steps: 0.34", "train.save_steps: 0.5", "train.logging_steps: 0.5"];
+    let more = ["train.eval_strategy: steps", "train.save_strategy: steps", "train.max_steps: 6"];
+    let config = fixture.config("run", &[&shares[..], &more[..]].concat());
+    let output = super::fixture::train(&config, &[]);
+    let text = super::fixture::said(&output);
+    assert!(output.status.success(), "{text}");
+    let after = |what: &str| text.lines().filter(|line| line.starts_with(what)).count();
+    assert_eq!(after("evaluation after step 3:"), 1, "{text}");
+    assert_eq!((after("evaluation after step"), after("step ")), (2, 2), "{text}");
+    for (step, exists) in [(2, false), (3, true), (6, true)] {
+        assert_eq!(fixture.path(&format!("out/checkpoint-{step:06}")).is_dir(), exists, "{step}: {text}");
+    }
+}

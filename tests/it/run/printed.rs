@@ -124,3 +124,28 @@ fn a_warm_up_that_is_longer_than_the_run_is_told() {
     assert!(done.status.success(), "{}", said(&done));
     assert!(said(&done).contains("train.warmup_steps: 1000, more than the 2 steps of this run"), "{}", said(&done));
 }
+
+#[test]
+fn what_is_wrong_with_the_rows_is_a_warning_whatever_the_command() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 1", "train.warmup_steps: 0", "data.max_length: 12"]);
+    for args in [&["data"][..], &["train"], &["plan", "--run"]] {
+        let output = tunesmith(&[args, &[config.to_str().unwrap()]].concat()).output().unwrap();
+        let text = said(&output);
+        assert!(output.status.success(), "{args:?}: {text}");
+        assert!(text.lines().any(|line| line.starts_with("warning: train: ")), "{args:?}: {text}");
+        assert!(text.contains("above data.max_length left out") && !text.contains("note: train: "), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn a_run_without_held_out_rows_says_why_it_shows_no_samples() {
+    let fixture = Fixture::new();
+    let words = ["train.max_steps: 1", "train.warmup_steps: 0"];
+    let without = [&words[..], &["gen.num_samples: 2", "data.val_path: UNSET"]].concat();
+    for (lines, noted) in [(&without[..], true), (&[&words[..], &["data.val_path: UNSET"]].concat(), false)] {
+        let output = super::fixture::train(&fixture.config("run", lines), &["--overwrite"]);
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(said(&output).contains("no rows are held out: set data.split"), noted, "{}", said(&output));
+    }
+}

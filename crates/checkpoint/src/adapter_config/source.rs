@@ -39,8 +39,16 @@ impl Source<'_> {
     fn refuse(&self, key: &str) -> Error {
         let found = self.map.get(key).unwrap_or(&Value::Null).to_string();
         let found: String = found.chars().take(80).collect();
-        Error::checkpoint(format!("{}: not yet: {key} = {found}", self.origin.display()))
-            .hint(format!("this version reads {}", titles().join(", ")))
+        let instead = match key {
+            // PiSSA, OLoRA, and CorDA take a part out of the base; PEFT converts their adapters while it saves them.
+            "init_lora_weights" => {
+                "the adapter belongs to a changed base: save it in PEFT with path_initial_model_for_weight_conversion, or merge it there"
+                    .to_owned()
+            }
+            "lora_bias" => "merge the adapter in PEFT (merge_and_unload), and use the result as the model".to_owned(),
+            _ => format!("this version reads {}", titles().join(", ")),
+        };
+        Error::checkpoint(format!("{}: not yet: {key} = {found}", self.origin.display())).hint(instead)
     }
 
     /// The kind of adapter that `peft_type` names.

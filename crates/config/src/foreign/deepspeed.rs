@@ -1,6 +1,6 @@
 //! DeepSpeed's keys, one line each, and what becomes of them; as DeepSpeed 0.19 has them, with older ones that it names to
 //! refuse them. Optimizer and schedule are read in `optimizer`.
-use super::Action::{Always, NotNeeded, Only, To, Together, Unsupported, With};
+use super::Action::{Always, Becomes, NotNeeded, Only, To, Together, Unsupported, With};
 use super::optimizer;
 use super::reader::{Reader, Rules};
 use super::rules::Translation as _;
@@ -70,12 +70,12 @@ pub(super) const RULES: Rules = rules! {
     "optimizer.params.fp32_optimizer_states" => Always(TRUE, "states are float32; train.optim: adamw_8bit has smaller ones"),
     "optimizer.params.set_grad_none" => Always(&[Bool(true), Bool(false)], "gradients are in one buffer"),
     "optimizer.params.max_grad_norm" => Only(&[Str("0")], "DeepSpeed does not take it here either; set gradient_clipping"),
-    "scheduler.type" => Together; "train.lr_scheduler_type: WarmupLR becomes constant_with_warmup, WarmupDecayLR linear, WarmupCosineLR cosine_with_min_lr; others are refused",
+    "scheduler.type" => Together; "train.lr_scheduler_type: WarmupLR becomes constant_with_warmup, WarmupDecayLR linear, WarmupCosineLR cosine_with_min_lr; others are refused. Without warmup_type, DeepSpeed's logarithmic warm-up becomes linear, and a note says so",
     "scheduler.params.warmup_num_steps" => To("train.warmup_steps"),
     "scheduler.params.warmup_max_lr" => To("train.learning_rate"),
     "scheduler.params.warmup_min_lr" | "scheduler.params.warmup_min_ratio"
     => Only(&[Str("0")], "the rate rises from 0; see cosine_warmup_with_min_lr of train.lr_scheduler_type"),
-    "scheduler.params.warmup_type" => Always(&[Str("linear")], "the warm-up is linear"),
+    "scheduler.params.warmup_type" => Becomes(&[Str("linear")], "the warm-up is linear"),
     "scheduler.params.total_num_steps" => With(optimizer::total_steps); "train.max_steps: a schedule is as long as its run",
     "scheduler.params.cos_min_ratio" => Together; "train.lr_scheduler_kwargs: min_lr_rate",
     "scheduler.params.last_batch_iteration" => Only(&[Str("-1")], "a checkpoint knows its step; resume with --resume"),
@@ -94,11 +94,11 @@ pub(super) const RULES: Rules = rules! {
     "fp16.min_loss_scale" => With(scaling); "train.min_loss_scale, where fp16 is on",
     "fp16.auto_cast" => Always(&[Bool(true), Bool(false)], "the inputs are tokens, there is nothing to cast"),
     "fp16.consecutive_hysteresis" => Unsupported("as by DeepSpeed's default, the hysteresis is reset when the scale is doubled"),
-    "fp16.fp16_master_weights_and_grads" => Unsupported("trained values are kept in float32"),
+    "fp16.fp16_master_weights_and_grads" => Unsupported("trained parameters are kept in float32"),
     "bf16.enabled" => To("train.bf16"),
     "bf16.check_grad_overflow" => Always(TRUE, "a step whose gradient is not finite is skipped"),
     "bf16.immediate_grad_update" => Always(&[Bool(true), Bool(false)], "gradients are accumulated in place"),
-    "bf16.bf16_master_weights_and_grads" => Unsupported("trained values are kept in float32"),
+    "bf16.bf16_master_weights_and_grads" => Unsupported("trained parameters are kept in float32"),
     "bf16.bf16_optimizer_states" => Unsupported("states are float32; train.optim: adamw_8bit has smaller ones"),
     "torch_autocast.*" => Unsupported("set bf16 or fp16 instead"),
     "data_types.grad_accum_dtype" => With(grad_dtype); "train.grad_dtype",
@@ -111,7 +111,7 @@ pub(super) const RULES: Rules = rules! {
     "zero_optimization.use_multi_rank_bucket_allreduce" => Always(TRUE, "all ranks reduce a piece together"),
     "zero_optimization.contiguous_gradients" => Always(TRUE, "gradients are in one buffer"),
     "zero_optimization.reduce_scatter" => Always(TRUE, "each rank receives only its part"),
-    "zero_optimization.allgather_partitions" => Always(TRUE, "updated values are gathered"),
+    "zero_optimization.allgather_partitions" => Always(TRUE, "updated parameters are gathered"),
     "zero_optimization.overlap_comm" => Always(TRUE, "gradients are reduced during the backward pass"),
     "zero_optimization.compute_grad_norm" => Always(TRUE, "the norm is computed in every step, and shown"),
     "zero_optimization.load_from_fp32_weights" => Always(TRUE, "checkpoints hold float32"),
@@ -142,7 +142,7 @@ pub(super) const RULES: Rules = rules! {
     "zero_optimization.ignore_unused_parameters" => Always(TRUE, "gradients of all trained parameters are reduced"),
     "zero_optimization.legacy_stage1" => Unsupported("there is one ZeRO-1"),
     "zero_optimization.round_robin_gradients" => NotNeeded(HOST),
-    "zero_optimization.parameter_alignment" => NotNeeded("values are stored without gaps"),
+    "zero_optimization.parameter_alignment" => NotNeeded("parameters are stored without gaps"),
     "zero_optimization.zero_hpz_partition_size" => Only(ONE, "for a second, smaller sharding set train.strategy: fsdp and train.fsdp_sharding_strategy: hybrid_shard"),
     "zero_optimization.zero_quantized_weights" | "zero_optimization.zero_quantized_nontrainable_weights"
     | "zero_optimization.zero_quantized_gradients" => Unsupported(QUANTIZED),

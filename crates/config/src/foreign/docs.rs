@@ -23,7 +23,7 @@ tunesmith launch --nproc 2 -- train my.yaml train.fsdp=\"full_shard auto_wrap\"
 | `train.accelerate` | `ACCELERATE_CONFIG_FILE` | the file that `accelerate config` writes; its `deepspeed_config_file` is read too |
 | `train.fsdp`, `train.fsdp_config` | `TRAIN_FSDP`, `TRAIN_FSDP_CONFIG` | as in Transformers: `\"full_shard auto_wrap\"` or `true`; a JSON file or a mapping |
 
-Each key sets one of ours, asks for what holds anyway, is not needed (a note says why), or is refused. An unknown key is refused with the most
+Each key sets one of ours, asks for what holds anyway, is changed or not needed (a note says why), or is refused. An unknown key is refused with the most
 similar name. `tunesmith config` shows the source of each value, and below its table the outcome of each key.
 
 - **As the configuration itself:** `tunesmith config ds.json` shows what such a file sets, and `tunesmith train ds.json model.name=DIR
@@ -94,6 +94,7 @@ pub(super) fn describe(rule: &Rule<Function>) -> (&'static str, String) {
         Action::Always(scalars, why) => {
             ("honoured", format!("{}: {why}; any other value has no effect, and a note says so", values(scalars)))
         }
+        Action::Becomes(scalars, why) => ("changed", format!("unless {}: {why}, and a note says so", values(scalars))),
         Action::Unsupported(why) => ("refused", format!("unless off: {why}")),
         Action::Only(scalars, why) => ("refused", format!("unless {}: {why}", values(scalars))),
     }

@@ -21,8 +21,8 @@ use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
 pub use claims::Claims;
+pub use outcomes::{CHANGED, Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
 pub(super) use outcomes::{Condition, ForeignSetting};
-pub use outcomes::{Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
 pub(super) use reader::read_trainer_key;
 use reader::{Function, Reader, Rules};
 use rules::{Action, Rule, find_rule, key_names};
@@ -179,6 +179,17 @@ pub(super) fn format_of(entries: &[(String, Node)]) -> Option<Format> {
 pub fn not_needed_reason(key: &str) -> Option<&'static str> {
     match Format::Trainer.rule(key)?.1.action {
         Action::NotNeeded(why) => Some(why),
+        _ => None,
+    }
+}
+
+/// Why a value of a full key of [`Format::Trainer`] is not supported: `Some(None)` if this one asks for what holds anyway, and `None`
+/// for keys of which no value or every value is supported.
+pub fn unsupported_reason(key: &str, node: &Node) -> Option<Option<&'static str>> {
+    let value = Value { source: Source::Default, key: key.to_owned(), node: node.clone() };
+    match Format::Trainer.rule(key)?.1.action {
+        Action::Only(scalars, why) => Some((!value.is(scalars)).then_some(why)),
+        Action::Unsupported(why) => Some((!is_off(node)).then_some(why)),
         _ => None,
     }
 }

@@ -107,9 +107,9 @@ pub(super) fn scheduler(reader: &mut Reader) -> Result<()> {
         reader.put_if_unset(&value, "train.warmup_steps", Node::Int(1000), "DeepSpeed's default")?;
     }
     if reader.get("scheduler.params.warmup_type").is_none() {
-        reader.not_needed(
+        reader.changed(
             &value,
-            "DeepSpeed's default warm-up is logarithmic; here the warm-up is linear, as with warmup_type: linear",
+            "the warm-up is linear, as with warmup_type: linear; DeepSpeed's default is logarithmic",
         )?;
     }
     Ok(())

@@ -56,6 +56,9 @@ pub(super) fn cut(text: &str) -> String {
 /// How the note on a key begins that is accepted without effect.
 pub const NOT_NEEDED: &str = "not needed: ";
 
+/// How the note on a key begins in whose place something else is done.
+pub const CHANGED: &str = "changed: ";
+
 /// A key of another toolkit in our own configuration that is accepted without effect.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct NotNeeded {

@@ -1,7 +1,7 @@
 //! Reads the files of other programs that a configuration names, by the format's table.
 use super::Format;
 use super::claims::Claims;
-use super::outcomes::{Condition, Foreign, ForeignSetting, KeyOutcome, NOT_NEEDED, Outcome};
+use super::outcomes::{CHANGED, Condition, Foreign, ForeignSetting, KeyOutcome, NOT_NEEDED, Outcome};
 use super::rules::{Action, Rule, Translation, apply, nearest_key, translate};
 use super::value::Value;
 use crate::json_comments::without_comments;
@@ -115,6 +115,12 @@ impl Translation for Reader {
     fn not_needed(&mut self, value: &Value, why: &str) -> Result<()> {
         self.record(value, Outcome::NotNeeded, None, String::new(), why);
         self.notes.push(format!("{NOT_NEEDED}{}: {} ({why})", value.source, value.shown()));
+        Ok(())
+    }
+
+    fn changed(&mut self, value: &Value, why: &str) -> Result<()> {
+        self.record(value, Outcome::Changed, None, String::new(), why);
+        self.notes.push(format!("{CHANGED}{}: {} ({why})", value.source, value.shown()));
         Ok(())
     }
 

@@ -22,6 +22,8 @@ pub enum Action<F> {
     Together,
     /// These values describe what always holds here. Any other value has no effect, and a note says why.
     Always(&'static [Scalar], &'static str),
+    /// These values describe what always holds here. Any other is changed to it, which changes the result, and a note says so.
+    Becomes(&'static [Scalar], &'static str),
     /// No effect here; a note says why.
     NotNeeded(&'static str),
     /// These values ask for what holds anyway; any other is not supported, for this reason.
@@ -86,6 +88,8 @@ pub trait Translation {
     fn same(&mut self, value: &Value, why: &str) -> Result<()>;
     /// The value has no effect.
     fn not_needed(&mut self, value: &Value, why: &str) -> Result<()>;
+    /// Something else is done than the value asks for.
+    fn changed(&mut self, value: &Value, why: &str) -> Result<()>;
     /// This version does not support the value.
     fn unsupported(&mut self, value: &Value, why: &str) -> Result<()>;
     /// The table does not have the key.
@@ -147,7 +151,10 @@ pub fn apply<T: Translation>(to: &mut T, action: Action<T::Function>, value: &Va
         Action::To(ours) | Action::ToBut(ours, _) if to.is_auto(value) => to.auto(value, ours),
         Action::To(ours) => to.put(value, ours, value.node.clone(), ""),
         Action::ToBut(ours, why) => to.put(value, ours, value.node.clone(), why),
-        Action::Always(scalars, why) if value.is(scalars) || to.is_auto(value) => to.same(value, why),
+        Action::Always(scalars, why) | Action::Becomes(scalars, why) if value.is(scalars) || to.is_auto(value) => {
+            to.same(value, why)
+        }
+        Action::Becomes(_, why) => to.changed(value, why),
         Action::Only(scalars, _) if value.is(scalars) => to.same(value, "already so"),
         Action::Only(..) | Action::Unsupported(_) if to.is_auto(value) => to.same(value, "already so"),
         // Where only `true` asks for nothing, `false` asks for something.

@@ -1,9 +1,7 @@
 //! Axolotl's `datasets`: each entry's path, type and fields.
-use crate::data_set::{DataSet, files, one_or_list};
+use crate::data_set::{DataSet, files, is_file, one_or_list};
 use crate::import::Import;
 use crate::source_file::beside;
-use std::path::Path;
-use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::Node;
 
 const OWN_TEMPLATE: &str = "these rows get the model's chat template here, there a prompt text of their own";
@@ -236,11 +234,6 @@ fn form(import: &mut Import, at: &str, kind: Option<&Node>, messages: Option<&No
             "auto"
         }
     }
-}
-
-fn is_file(path: &str) -> bool {
-    let mut ends = EXTENSIONS.iter().copied().flatten().chain(COMPRESSED).chain(&["txt"]);
-    path.starts_with(['.', '/']) || Path::new(path).extension().is_some_and(|end| ends.any(|known| end == *known))
 }
 
 /// Writes the data sets: files of one format as a list of paths, everything else as `data.datasets`.

@@ -5,6 +5,7 @@ mod table;
 
 use super::import::{Import, is_off_or_zero};
 use super::names;
+use super::nodes::texts;
 pub(crate) use table::RULES;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;
@@ -143,7 +144,7 @@ fn full_but_frozen(import: &mut Import, kind: &str) -> bool {
                 .unsupported(key, "tuning.mode: freeze with tuning.freeze.trainable_patterns trains parts of a model");
             continue;
         }
-        for name in parts::texts(&node) {
+        for name in texts(&node) {
             let pattern = if key.ends_with("regex") { name } else { format!("{}.*", name.replace('.', r"\.")) };
             patterns.push(Node::Str(pattern));
         }

@@ -1,55 +1,9 @@
 //! Values of ms-swift that become ours by a function each.
 use crate::import::Import;
+use crate::nodes::{entries, joined, texts};
 use crate::ranks;
-use serde_json::Value as Json;
 use std::path::Path;
 use tunesmith_config::{Node, is_hub_name};
-
-/// The texts of a list, or the one text that is given.
-pub(super) fn texts(node: &Node) -> Vec<String> {
-    let text = |node: &Node| match node {
-        Node::Str(text) => Some(text.clone()),
-        _ => None,
-    };
-    match node {
-        Node::List(items) => items.iter().filter_map(text).collect(),
-        other => text(other).into_iter().collect(),
-    }
-}
-
-/// A list, of one text too.
-pub(super) fn joined(node: &Node) -> Node {
-    match node {
-        Node::Str(_) => Node::List(vec![node.clone()]),
-        other => other.clone(),
-    }
-}
-
-/// The entries of a mapping, or of the JSON object that a text holds.
-pub(super) fn entries(node: &Node) -> Option<Vec<(String, Node)>> {
-    match node {
-        Node::Map(entries) => Some(entries.clone()),
-        Node::Str(text) => match serde_json::from_str(text) {
-            Ok(Json::Object(map)) => Some(map.into_iter().map(|(key, value)| (key, of_json(&value))).collect()),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-fn of_json(value: &Json) -> Node {
-    match value {
-        Json::Null => Node::Null,
-        Json::Bool(flag) => Node::Bool(*flag),
-        Json::Number(number) => match number.as_i64() {
-            Some(whole) => Node::Int(whole.into()),
-            None => Node::Float(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        Json::String(text) => Node::Str(text.clone()),
-        Json::Array(items) => Node::List(items.iter().map(of_json).collect()),
-        Json::Object(map) => Node::Map(map.iter().map(|(key, value)| (key.clone(), of_json(value))).collect()),
-    }
-}
 
 /// Target modules; `None` for words of ms-swift that ours do not have.
 pub(super) fn targets(node: &Node) -> Option<Node> {
@@ -169,13 +123,6 @@ pub(super) fn plugin(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-pub(super) fn scheduler_arguments(import: &mut Import, key: &str, node: &Node) {
-    match entries(node) {
-        Some(entries) => import.put(key, "train.lr_scheduler_kwargs", Node::Map(entries), ""),
-        None => import.unsupported(key, "expected a mapping"),
-    }
-}
-
 pub(super) fn best(import: &mut Import, key: &str, node: &Node) {
     let ours = match node {
         Node::Str(word) if word == "rouge-l" => Node::Str("rougeL".into()),
@@ -190,12 +137,4 @@ pub(super) fn fsdp(import: &mut Import, key: &str, node: &Node) {
         Node::Str(word) if word == "fsdp2" => import.put(key, "train.strategy", Node::Str("fsdp".into()), ""),
         _ => import.unsupported(key, "set train.strategy: fsdp, or train.fsdp and train.fsdp_config"),
     }
-}
-
-pub(super) fn report_to(import: &mut Import, key: &str, node: &Node) {
-    let words = texts(node);
-    let tensorboard = words.iter().any(|word| word == "tensorboard" || word == "all");
-    let others = words.iter().any(|word| word != "tensorboard" && word != "none");
-    let why = if others { "others are not yet part of this version; report.html is written" } else { "" };
-    import.put(key, "logging.tensorboard", Node::Bool(tensorboard), why);
 }

@@ -1,8 +1,8 @@
 //! ms-swift's data sets: `[hf::|ms::]NAME_OR_PATH[:SUBSET][#COUNT]`.
-use super::parts::texts;
 use crate::data_set::{DataSet, files, one_or_list};
 use crate::import::Import;
 use crate::names;
+use crate::nodes::texts;
 use crate::source_file::beside;
 use tunesmith_config::{Node, is_hub_name};
 

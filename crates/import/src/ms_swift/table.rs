@@ -1,7 +1,8 @@
 //! What becomes of each of ms-swift's keys.
-use super::parts::{self, joined};
+use super::parts;
 use crate::import::Rules;
 use crate::names::{MEDIA, NO_LOADER, PREFERENCES, REACHED, UPLOAD};
+use crate::nodes::joined;
 use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, Only, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Scalar, rules};
@@ -97,7 +98,7 @@ pub(crate) const RULES: Rules = rules! {
     "logging_dir" => To("logging.logging_dir"),
     "run_name" => To("logging.run_name"),
     "logging_steps" => To("train.logging_steps"),
-    "report_to" => With(parts::report_to),
+    "report_to" => With(names::report_to),
     "per_device_train_batch_size" => To("train.batch_size"),
     "per_device_eval_batch_size" => To("train.eval_batch_size"),
     "gradient_accumulation_steps" => To("train.grad_accum"),
@@ -111,7 +112,7 @@ pub(crate) const RULES: Rules = rules! {
     "optim" => With(names::optimizer),
     "optimizer" => With(parts::plugin),
     "lr_scheduler_type" | "warmup_ratio" | "warmup_steps" => Together,
-    "lr_scheduler_kwargs" => With(parts::scheduler_arguments),
+    "lr_scheduler_kwargs" => With(names::scheduler_arguments),
     "router_aux_loss_coef" => Unsupported("the model's config.json says how much of it there is"),
     "neftune_noise_alpha" => To("train.neftune_noise_alpha"),
     "group_by_length" => To("train.group_by_length"),

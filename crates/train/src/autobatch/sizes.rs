@@ -60,7 +60,7 @@ pub fn find(
 /// gradients between ranks.
 pub fn later_bytes(
     optimizer: &OptimizerBytes,
-    trained_values: u64,
+    trained_parameters: u64,
     parallel: &ParallelPlan,
     comm: &dyn Collectives,
     device: Device,
@@ -70,8 +70,11 @@ pub fn later_bytes(
     let state = (optimizer.state + optimizer.average).div_ceil(shares);
     // Sharded state is gathered while it is written, without a copy. A GPU's is copied to the host.
     let saving = if shares > 1 || device != Device::Cpu { 0 } else { optimizer.saving };
-    let moving =
-        if ranks > 1 && !comm.shares_memory() { 2 * (parallel.bucket_bytes as u64).min(4 * trained_values) } else { 0 };
+    let moving = if ranks > 1 && !comm.shares_memory() {
+        2 * (parallel.bucket_bytes as u64).min(4 * trained_parameters)
+    } else {
+        0
+    };
     let in_process = if comm.shares_memory() { ranks } else { 1 };
     in_process * (state + moving) + saving
 }

@@ -16,13 +16,13 @@ use tunesmith_plan::bytes;
 pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: bool) -> Result<()> {
     let train = &config.train;
     let held = if reuses { output::bytes_of_runs(&train.output_dir) } else { 0 };
-    let trained = source.trained_values();
+    let trained = source.trained_parameters();
     // If averages are published, a checkpoint contains the trained values in addition.
     let optimizer = source.optimizer;
     let state = optimizer.state + optimizer.average + optimizer.publishing;
     let saves = match train.save_strategy {
         SaveStrategy::No => 1,
-        SaveStrategy::Steps => steps.total_steps.div_ceil(train.save_steps),
+        SaveStrategy::Steps => steps.total_steps.div_ceil(train.save_steps.steps(steps.total_steps)),
         SaveStrategy::Epoch => steps.epochs().ceil() as u64,
     };
     let best = u64::from(train.load_best_model_at_end);
@@ -31,7 +31,7 @@ pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: boo
     let needed = bytes::run(trained, state, tokenizer, saves, keep);
     // Values of the final weights besides the trained ones.
     let beside = match config.tuning.mode {
-        Mode::Full | Mode::Freeze => trainable::values(&source.arch).saturating_sub(trained),
+        Mode::Full | Mode::Freeze => trainable::parameters(&source.arch).saturating_sub(trained),
         _ if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) => trained,
         _ => 0,
     };

@@ -22,16 +22,14 @@ use super::model_source::{Described, ModelSource};
 use super::options::Options;
 use super::prepared::Prepared;
 use super::ranks::Seat;
-use super::run_plan::{ChosenSizes, EarlyStoppingPlan, MemoryPlan, RanksPlan, RunPlan, SavingPlan, When};
+use super::run_plan::{ChosenSizes, EarlyStoppingPlan, MemoryPlan, RanksPlan, RunPlan, SavingPlan};
 use super::signals::Stop;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory::limits;
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::{Checkpoint, TrainState};
 use tunesmith_comm::Collectives;
-use tunesmith_config::{
-    Auto, Checkpointing, Config, EvalStrategy, Resolved, SaveStrategy, Source, Strategy, TrainConfig,
-};
+use tunesmith_config::{Auto, Checkpointing, Config, EvalStrategy, Resolved, Source, Strategy, TrainConfig};
 use tunesmith_data::{self as data, Dataset, Sampler};
 use tunesmith_device::{Device, memory};
 use tunesmith_model::device;
@@ -145,7 +143,7 @@ impl Checked {
 
         let request = BatchRequest::new(&train, &self.source.arch, ranks);
         let later =
-            later_bytes(&self.source.optimizer, self.source.trained_values(), &parallel, comm, self.source.device);
+            later_bytes(&self.source.optimizer, self.source.trained_parameters(), &parallel, comm, self.source.device);
         let measurement = Measurement {
             source: &self.source,
             dataset: &self.dataset,
@@ -223,23 +221,19 @@ impl Checked {
             optimizer,
             replica_check_steps: config.train.replica_check_steps,
             max_nonfinite_steps: config.train.max_nonfinite_steps as u64,
-            evaluation: plan_parts::evaluation(&config, &self.source, &self.dataset, ranks)?,
+            evaluation: plan_parts::evaluation(&config, &self.source, &self.dataset, ranks, steps.total_steps)?,
             early_stopping: EarlyStoppingPlan {
                 patience: config.train.early_stopping_patience as u64,
                 threshold: config.train.early_stopping_threshold,
             },
             saving: SavingPlan {
-                when: match config.train.save_strategy {
-                    SaveStrategy::No => When::Never,
-                    SaveStrategy::Steps => When::Steps(config.train.save_steps),
-                    SaveStrategy::Epoch => When::Epochs,
-                },
+                when: plan_parts::saving(&config.train, steps.total_steps)?,
                 keep_last: config.train.save_total_limit,
                 load_best_at_end: config.train.load_best_model_at_end,
                 in_background: config.train.save_async,
                 copy_bytes: self.source.optimizer.saving,
             },
-            logging: plan_parts::logging(&config),
+            logging: plan_parts::logging(&config, steps.total_steps),
             samples: plan_parts::samples(&config, &self.source, &self.dataset)?,
             memory: MemoryPlan {
                 configured: config.train.memory_budget.map(|bytes| bytes.0),

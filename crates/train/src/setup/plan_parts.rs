@@ -10,7 +10,7 @@ use tunesmith_base::words::count;
 use tunesmith_checkpoint::stamp::{Hashes, KernelInfo};
 use tunesmith_checkpoint::{AdapterConfig, Stamp};
 use tunesmith_config::arch::Arch;
-use tunesmith_config::{Config, EvalStrategy, Mode, Quantization, greater_is_better};
+use tunesmith_config::{Config, EvalStrategy, Mode, Quantization, SaveStrategy, TrainConfig, greater_is_better};
 use tunesmith_data::Dataset;
 use tunesmith_eval::Settings as GenerationSettings;
 use tunesmith_hub::Snapshot;
@@ -45,8 +45,8 @@ pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
         new_tokens: config.tuning.new_tokens.clone(),
         saves_chat_template: config.data.template_path.is_some() || config.data.chat_template.is_some(),
         merged_adapters: config.tuning.adapters.clone(),
-        trained_values: source.trained_values(),
-        all_values: trainable::values(&source.arch),
+        trained_parameters: source.trained_parameters(),
+        all_parameters: trainable::all_parameters(config, &source.arch, &source.placements)?,
         trained_in_full: trained_in_full(config, source, &source.arch)?,
     })
 }
@@ -80,7 +80,7 @@ fn summary(config: &Config, source: &ModelSource) -> String {
     };
     let family = format!("{:?}", source.arch.family);
     let name = source.snapshot.as_ref().map_or_else(|| source.dir.display().to_string(), Snapshot::label);
-    format!("{name} · {family} · {what}{head} · {} values trained", grouped(source.trained_values()))
+    format!("{name} · {family} · {what}{head} · {} parameters trained", grouped(source.trained_parameters()))
 }
 
 /// The stamp, still without the hash of the base weights.
@@ -117,11 +117,12 @@ pub fn evaluation(
     source: &ModelSource,
     dataset: &Dataset,
     ranks: usize,
+    total_steps: u64,
 ) -> Result<Option<EvaluationPlan>> {
     let train = &config.train;
     let when = match train.eval_strategy {
         EvalStrategy::No => return Ok(None),
-        EvalStrategy::Steps => train.eval_steps.map_or(When::Never, When::Steps),
+        EvalStrategy::Steps => train.eval_steps.map_or(When::Never, |every| When::Steps(every.steps(total_steps))),
         EvalStrategy::Epoch => When::Epochs,
     };
     let Some(validation) = &dataset.validation else { return Ok(None) };
@@ -164,12 +165,36 @@ fn generation_settings(config: &Config, source: &ModelSource, dataset: &Dataset)
     Ok(GenerationSettings::new(config, source.arch.max_position_embeddings, stop_ids))
 }
 
+/// When checkpoints are written.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: shares of all steps, rounded up, of which checkpoints would lack their validation.
+pub fn saving(train: &TrainConfig, total_steps: u64) -> Result<When> {
+    let save = train.save_steps.steps(total_steps);
+    match (train.save_strategy, train.eval_steps) {
+        (SaveStrategy::No, _) => Ok(When::Never),
+        (SaveStrategy::Epoch, _) => Ok(When::Epochs),
+        (SaveStrategy::Steps, Some(every)) if train.load_best_model_at_end => {
+            let eval = every.steps(total_steps);
+            if save.is_multiple_of(eval) {
+                return Ok(When::Steps(save));
+            }
+            let total = count(total_steps, "step");
+            let message =
+                format!("train.save_steps is {save} of {total}, which is no multiple of train.eval_steps, {eval}");
+            Err(Error::config(message)
+                .hint("with train.load_best_model_at_end every checkpoint needs its validation: give numbers of steps"))
+        }
+        (SaveStrategy::Steps, _) => Ok(When::Steps(save)),
+    }
+}
+
 /// Metrics, TensorBoard, and the report.
-pub fn logging(config: &Config) -> LoggingPlan {
+pub fn logging(config: &Config, total_steps: u64) -> LoggingPlan {
     let Config { logging, train, .. } = config;
     let folder = || train.output_dir.file_name().map(|name| name.to_string_lossy().into_owned());
     LoggingPlan {
-        steps: train.logging_steps,
+        steps: train.logging_steps.steps(total_steps),
         events_dir: logging.tensorboard.then(|| output::events_dir(config)),
         report: logging.report,
         run_name: logging.run_name.clone().or_else(folder).unwrap_or_else(|| "run".to_owned()),
