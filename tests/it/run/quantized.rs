@@ -2,6 +2,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
+use half::bf16;
 use serde_json::Value;
 use tunesmith::checkpoint::stamp_check::as_set;
 use tunesmith::config::arch::{Arch, TensorSpec};
@@ -257,19 +258,7 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
     assert!(go(&config, &["model.dtype=bfloat16"], u64::MAX));
     let path = |name: &str| fixture.path(name).display().to_string();
     let config = config.to_str().unwrap();
-    let narrow = ["--allow", "dtype"];
-    let with = |words: &[&'static str]| -> Vec<String> {
-        [&[config, "--output", "x"], &narrow[..], words].concat().into_iter().map(str::to_owned).collect()
-    };
-    let refused = |words: &[&'static str], wanted: &[&str]| {
-        let args = with(words);
-        refuses(&args.iter().map(String::as_str).collect::<Vec<_>>(), 5, wanted);
-    };
-    refuses(
-        &[config, "--output", "x"],
-        5,
-        &["dtype: base bfloat16, activations float32 in its backend.json, base float32 here", "--allow dtype"],
-    );
+    let refused = |words: &[&str], wanted: &[&str]| refuses(&[&[config, "--output", "x"], words].concat(), 5, wanted);
     refused(
         &["model.quantization=fp4"],
         &["quantization: nf4 with double_quant: true in its backend.json, fp4 with double_quant: true here"],
@@ -277,8 +266,7 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
     refused(&["model.double_quant=false"], &["nf4 with double_quant: true", "nf4 with double_quant: false"]);
     refused(&["tuning.backend=reference"], &["backend: fused in its backend.json, reference here", "--allow backend"]);
     let accepted = path("accepted");
-    let text =
-        merges(&[config, "--output", &accepted, "--allow", "dtype", "--allow", "backend", "tuning.backend=reference"]);
+    let text = merges(&[config, "--output", &accepted, "--allow", "backend", "tuning.backend=reference"]);
     assert!(text.contains("backend: fused in its backend.json, reference here"), "{text}");
     refuses(&[config, "--output", "x", "--allow", "backnd"], 2, &["did you mean backend?"]);
 
@@ -290,7 +278,7 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
     let adapter = path("out/adapter");
     let base = base.display().to_string();
     refuses(
-        &["--base", &base, "--adapter", &adapter, "--output", "x", "--allow", "dtype"],
+        &["--base", &base, "--adapter", &adapter, "--output", "x"],
         5,
         &["base_model: ", " here", "--allow base_model"],
     );
@@ -316,6 +304,27 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
         "\"lora_alpha\": 33",
         &["adapter: 14 modules, rank 4, alpha 32", "alpha 33"],
     );
+}
+
+#[test]
+fn a_merge_rounds_a_float32_base_as_its_run_did() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["model.dtype: bfloat16", "train.max_steps: 2"]);
+    assert!(go(&config, &[], u64::MAX));
+    let path = |name: &str| fixture.path(name).display().to_string();
+    let config = config.to_str().unwrap();
+    let text = merges(&[config, "--output", &path("rounded")]);
+    assert!(text.contains("rounded to bfloat16, as in training"), "{text}");
+    let text = merges(&[config, "--output", &path("stored"), "--allow", "dtype"]);
+    assert!(!text.contains("rounded"), "{text}");
+    let [base, rounded, stored] = ["model", "rounded", "stored"].map(|name| tensors(&fixture.path(name)));
+    for (((name, shape, base), (_, _, rounded)), (_, _, stored)) in base.iter().zip(&rounded).zip(&stored) {
+        for ((base, rounded), stored) in base.iter().zip(rounded).zip(stored) {
+            let trained_on = if shape.len() > 1 { bf16::from_f32(*base).to_f32() } else { *base };
+            let [of_rounded, of_stored] = [rounded - trained_on, stored - base];
+            assert!((of_rounded - of_stored).abs() < 1e-6, "{name}: the adapter adds {of_rounded} and {of_stored}");
+        }
+    }
 }
 
 /// Starts a rank by hand, as one of two, in a configuration of its own.
