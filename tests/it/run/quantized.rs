@@ -327,6 +327,27 @@ fn a_merge_rounds_a_float32_base_as_its_run_did() {
     }
 }
 
+#[test]
+fn a_model_of_freeze_has_the_weights_that_it_was_trained_with() {
+    let fixture = Fixture::new();
+    let lines = ["tuning.mode: freeze", "tuning.freeze.trainable_layers: 1", "train.max_steps: 2"];
+    for (name, extra) in [("dtype", "model.dtype: bfloat16"), ("operands", "train.bf16: true")] {
+        let out = format!("train.output_dir: {}", fixture.path(name).display());
+        let config = fixture.config(name, &[&lines[..], &[extra, &out]].concat());
+        assert!(go(&config, &[], u64::MAX));
+        let [base, saved] = ["model".to_owned(), format!("{name}/model")].map(|dir| tensors(&fixture.path(&dir)));
+        for ((tensor, shape, base), (_, _, saved)) in base.iter().zip(&saved) {
+            if tensor.starts_with("model.layers.1.") {
+                assert!(saved != base, "{name}: {tensor} is trained");
+                continue;
+            }
+            let narrow = name == "dtype" && shape.len() > 1;
+            let held = |value: &f32| if narrow { bf16::from_f32(*value).to_f32() } else { *value };
+            assert!(base.iter().map(held).eq(saved.iter().copied()), "{name}: {tensor} is as it was held");
+        }
+    }
+}
+
 /// Starts a rank by hand, as one of two, in a configuration of its own.
 pub(super) fn rank(number: usize, port: u16, config: &Path, words: &[String]) -> std::process::Child {
     let mut args = vec!["train".to_owned(), config.display().to_string()];
