@@ -19,7 +19,7 @@ use tunesmith_config::Mode;
 use tunesmith_config::arch::{EMBEDDING, TensorSpec};
 use tunesmith_data::{self as data, Dataset};
 use tunesmith_device::Floats;
-use tunesmith_model::weights::{Dtype, Stacking, WeightFiles, Wrapping};
+use tunesmith_model::weights::{Dtype, Wrapping};
 use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
 use tunesmith_telemetry::metrics::MetricsWriter;
@@ -349,7 +349,7 @@ fn folder_source<'a>(
         template: template.map(data::ChatTemplate::source),
         own_head: Some(&source.arch).filter(|arch| arch.score.is_some() || arch.separated),
         wrapping: source.wrapping.as_ref(),
-        stacking: source.weights.as_deref().map_or(Stacking::NONE, WeightFiles::stacking),
+        stacking: &source.stacking,
     }
 }
 
