@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::args::{ConfigArgs, check_model_folder};
 use super::download::Downloads;
-use super::provenance::{self, Texts};
+use super::provenance::{self, Checked, Texts};
 use super::terminal::print_note;
 use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
 use crate::checkpoint::peft;
@@ -45,8 +45,8 @@ pub struct PartsArgs {
     /// Seed the random choice of `dare_*`
     #[arg(long, value_name = "SEED", default_value_t = 42)]
     pub seed: u64,
-    /// Accept that this field of the adapter's backend.json differs; `quantization` takes the base as it is stored, whatever its
-    /// form in training. May be given more than once
+    /// Accept that this field of the adapter's backend.json differs; `quantization` and `dtype` take the base as it is stored,
+    /// whatever its form in training. May be given more than once
     #[arg(long, value_name = "FIELD")]
     pub allow: Vec<String>,
 }
@@ -177,7 +177,15 @@ impl PartsArgs {
             _ => None,
         };
         let texts = Texts::of(&tokenizer, template.as_deref())?;
-        let (held, mut opened) = provenance::check(&parts, &adapters, config.as_ref(), &texts, &self.allow)?;
+        let Checked { adapters: mut opened, held, rounded_but } =
+            provenance::check(&parts, &adapters, config.as_ref(), &texts, &self.allow)?;
+        if let Some(wide) = rounded_but {
+            parts.round(held.as_ref(), &wide)?;
+            print_note(
+                "the base's matrices are rounded to bfloat16, as in training, before the adapter is merged \
+                 (--allow dtype takes the base as it is stored)",
+            );
+        }
         if let Some(held) = &held
             && parts.hold(held)? > 0
         {

@@ -71,8 +71,16 @@ pub fn check_base(parts: &Parts, dir: &Path, allow: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Opens the adapters and compares each with the stamp of its run. Also returns the quantization of the base: the
-/// configuration's, else the runs'.
+/// Adapters that fit the base, and how their runs held it.
+pub struct Checked {
+    pub adapters: Vec<LoadedAdapter>,
+    /// The quantization of the base: the configuration's, else the runs'.
+    pub held: Option<Held>,
+    /// The modules that `PiSSA` kept in float32, if the runs rounded all other matrices of the base to bfloat16.
+    pub rounded_but: Option<Vec<String>>,
+}
+
+/// Opens the adapters and compares each with the stamp of its run.
 ///
 /// # Errors
 /// [`crate::Kind::Checkpoint`], with both sides: an adapter was trained on something else than `allow` accepts.
@@ -82,7 +90,7 @@ pub fn check(
     config: Option<&Config>,
     texts: &Texts,
     allow: &[String],
-) -> Result<(Option<Held>, Vec<LoadedAdapter>)> {
+) -> Result<Checked> {
     let backend = config.map_or(Backend::Fused, |config| config.tuning.backend);
     if let Some(config) = config {
         engine::choose(config.tuning.backend);
@@ -91,7 +99,8 @@ pub fn check(
         Some(config) if !adapters.is_empty() => Some(quantize::held(&parts.arch, config, &parts.weights)?),
         _ => None,
     };
-    let (mut opened, mut base) = (Vec::new(), None);
+    let (mut opened, mut base, mut rounded) = (Vec::new(), None, None);
+    let mut wide = Vec::new();
     for dir in adapters {
         let adapter = LoadedAdapter::open(dir, &parts.arch)?;
         let Some(stamp) = AdapterStamp::of(dir)? else {
@@ -116,13 +125,26 @@ pub fn check(
             ("quantization", Held::describe(form.as_ref())),
         ];
         now.extend(adapter.described(&stamp, &parts.arch)?.map(|shape| ("adapter", shape)));
-        now.extend(parts.narrower(stamp.field("dtype")).map(|dtype| ("dtype", dtype)));
+        // The first adapter's run says whether the base is rounded; the others must have trained on the same.
+        let was_rounded = parts.was_rounded(stamp.field("dtype"));
+        if was_rounded != *rounded.get_or_insert(was_rounded) {
+            let other = if was_rounded { "base float32" } else { "base bfloat16" };
+            now.push(("dtype", other.to_owned()));
+        }
+        if stamp.field("adapter").is_some_and(|text| text.contains("; pissa")) {
+            wide.extend(adapter.placements.iter().map(|placement| placement.module.clone()));
+        }
         now.extend(texts.compared(&stamp));
         for passed in stamp.compare(dir, &now, allow)? {
             print_note(&format!("{}: {passed}", dir.display()));
         }
         opened.push(adapter);
     }
-    let as_stored = allow.iter().any(|key| key == "quantization");
-    Ok((held.flatten().filter(|_| !as_stored), opened))
+    let as_stored = |field: &str| allow.iter().any(|key| key == field);
+    let rounded = rounded == Some(true) && !as_stored("dtype");
+    Ok(Checked {
+        adapters: opened,
+        held: held.flatten().filter(|_| !as_stored("quantization")),
+        rounded_but: rounded.then_some(wide),
+    })
 }

@@ -128,6 +128,35 @@ fn measures_see_the_last_question_and_one_scorer_runs_whatever_the_ranks() {
     assert_eq!(recorded(&["de", "gh"]), 2);
 }
 
+#[test]
+fn a_row_s_loss_weight_counts_in_eval_as_in_validation() {
+    let fixture = Fixture::new();
+    let rows = lines(&fixture.path("val.jsonl"));
+    let weighed = |(index, mut row): (usize, Value)| {
+        row["loss_weight"] = [json!(0), json!(1), json!(2.5)][index % 3].clone();
+        row.to_string() + "\n"
+    };
+    let text: String = rows.into_iter().enumerate().map(weighed).collect();
+    fs::write(fixture.path("val.jsonl"), &text).unwrap();
+    let evaluates = ["train.eval_strategy: steps", "train.eval_steps: 6", "gen.max_new_tokens: 2"];
+    let config = fixture.config("run", &evaluates);
+    let trained = train(&config, &[]);
+    assert!(trained.status.success(), "{}", said(&trained));
+    let output = eval(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let last = lines(&fixture.path("out/metrics.jsonl")).into_iter().rfind(|line| line["eval_loss"].is_f64()).unwrap();
+    let text = fs::read_to_string(fixture.path("out/eval/metrics.json")).unwrap();
+    let metrics: Value = serde_json::from_str(&text).unwrap();
+    let scores = &metrics["models"]["tuned"]["scores"];
+    let near = |name: &str, wanted: &Value| {
+        let [found, wanted] = [&scores[name]["value"], wanted].map(|value| value.as_f64().unwrap());
+        assert!((found - wanted).abs() < 1e-5 * wanted, "{name}: {found} in eval, {wanted} in training");
+    };
+    near("loss", &last["eval_loss"]);
+    near("perplexity", &last["eval_scores"]["perplexity"]);
+    near("byte_perplexity", &last["eval_scores"]["byte_perplexity"]);
+}
+
 /// The most bytes that a process with a memory budget had in use, as it says.
 #[track_caller]
 fn held(output: &Output) -> f64 {

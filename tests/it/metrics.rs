@@ -131,7 +131,7 @@ fn scores_are_of_all_rows_with_an_interval_around_them() {
     let mut all = Metrics::new(&config, 1).unwrap().with_likelihood();
     let mut worse = Metrics::new(&config, 1).unwrap().with_likelihood();
     for (index, (_, answer, reference)) in pairs(&golden).enumerate() {
-        let likelihood = Likelihood { nll: 2.0, tokens: 4, right: 1 + index as u64 % 2, bytes: 8 };
+        let likelihood = Likelihood { nll: 2.0, weight: 4.0, tokens: 4, right: 1 + index as u64 % 2, bytes: 8 };
         let of_row = all.add(&row(answer, reference), Some(&likelihood)).unwrap();
         assert_eq!(of_row[0], ("loss".to_owned(), 0.5));
         worse.add(&row("no such thing", reference), Some(&Likelihood { nll: 4.0, ..likelihood })).unwrap();

@@ -208,6 +208,26 @@ fn settings_without_effect_or_beyond_this_version_are_refused() {
 }
 
 #[test]
+fn target_modules_that_number_blocks_are_told_of_layers_to_transform() {
+    let layers = "tuning.lora.layers_to_transform: [0]";
+    let refused = |target_modules: TargetModules, fragments: &[&str]| {
+        let error = place(&arch(false), &LoraConfig { target_modules, ..LoraConfig::default() }).unwrap_err();
+        for fragment in [fragments, &["blocks 0 to 11", layers]].concat() {
+            assert!(error.to_string().contains(fragment), "{error}");
+        }
+    };
+    let list = |names: &[&str]| TargetModules::List(names.iter().map(|name| (*name).into()).collect());
+    refused(list(&["layers.12.self_attn.q_proj"]), &["no module matches"]);
+    refused(list(&["v_proj", "layers.12.self_attn.q_proj"]), &["\"layers.12.self_attn.q_proj\" is no linear module"]);
+    refused(list(&["layers.0"]), &["model.layers.0 matches, which is not a linear module"]);
+    let pattern = |pattern: &str| TargetModules::Regex(pattern.into());
+    refused(pattern(r"layers\.[01]\.self_attn\.q_proj"), &["a whole name, such as model.layers.0.self_attn.q_proj"]);
+    refused(pattern(r"model.layers.0"), &["not a linear module"]);
+    let one = LoraConfig { target_modules: list(&["layers.0.self_attn.q_proj"]), ..LoraConfig::default() };
+    assert_eq!(place(&arch(false), &one).unwrap().len(), 1, "a name with its block is PEFT's too");
+}
+
+#[test]
 fn modules_to_save_must_exist_and_be_trainable() {
     let save = |name: &str| LoraConfig { modules_to_save: vec![name.into()], ..LoraConfig::default() };
     let error = save("lm_haed").targets().saved_tensors(&arch(false)).unwrap_err();

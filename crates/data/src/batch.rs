@@ -118,10 +118,15 @@ impl Batch {
         self.weights.get(position).copied().unwrap_or(1.0)
     }
 
-    /// The sum of the loss factors over the positions that carry a loss.
-    pub fn label_weight(&self) -> f64 {
+    /// The loss factors of the positions that carry a loss, in order.
+    pub fn label_weights(&self) -> impl Iterator<Item = f64> {
         let labelled = self.targets.iter().enumerate().filter(|&(_, &target)| target != IGNORE);
-        labelled.map(|(position, _)| f64::from(self.weight(position))).sum()
+        labelled.map(|(position, _)| f64::from(self.weight(position)))
+    }
+
+    /// The sum of [`Batch::label_weights`].
+    pub fn label_weight(&self) -> f64 {
+        self.label_weights().sum()
     }
 
     /// How many positions carry a loss.

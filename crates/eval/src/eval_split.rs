@@ -81,9 +81,12 @@ impl EvalSplit<'_> {
 
     /// The likelihood of a row's labels.
     fn likelihood(&self, model: &Model, index: usize) -> Result<Likelihood> {
-        let scored = model.token_scores(&self.split.batch([index])?)?;
+        let batch = self.split.batch([index])?;
+        let scored = model.token_scores(&batch)?;
+        let weights = batch.label_weights();
         Ok(Likelihood {
-            nll: scored.iter().map(|(nll, _)| f64::from(*nll)).sum(),
+            nll: scored.iter().zip(weights).map(|((nll, _), weight)| f64::from(*nll) * weight).sum(),
+            weight: batch.label_weight(),
             tokens: scored.len() as u64,
             right: scored.iter().filter(|(_, right)| *right).count() as u64,
             bytes: self.split.label_bytes_of(index, &self.dataset.tokenizer)?,

@@ -1,5 +1,5 @@
 //! Merges adapters into a base model, one tensor at a time, and compares its logits with those of the unmerged adapter.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,12 +85,30 @@ impl Parts {
         Ok(dense.map(|name| name.trim_end_matches(".weight").to_owned()).collect())
     }
 
-    /// The base's stored dtype, if it is wider than the bfloat16 to which the run with this `dtype` in its stamp rounded it.
-    pub fn narrower(&self, dtype: Option<&str>) -> Option<String> {
-        dtype.filter(|dtype| dtype.starts_with("base bfloat16"))?;
+    /// Whether the run with this `dtype` in its stamp rounded the base to bfloat16 (`model.dtype: bfloat16`): no matrix is stored
+    /// in bfloat16.
+    pub fn was_rounded(&self, dtype: Option<&str>) -> bool {
         let stored = |spec: &TensorSpec| spec.shape.len() > 1 && self.weights.is_bf16(&spec.name);
-        let narrow = self.arch.tensors().iter().any(stored);
-        (!narrow).then(|| "base float32".to_owned())
+        dtype.is_some_and(|dtype| dtype.starts_with("base bfloat16")) && !self.arch.tensors().iter().any(stored)
+    }
+
+    /// Rounds the base's matrices to bfloat16 as a run with `model.dtype: bfloat16` did. Those that the run quantized (`held`) and
+    /// those below the `apart` modules, which `PiSSA` keeps in float32, stay; so do tables of which it trained rows.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out of the quantization fits nothing.
+    pub fn round(&mut self, held: Option<&Held>, apart: &[String]) -> Result<()> {
+        let coded = held.map_or_else(|| Ok(BTreeSet::new()), |held| quantize::matrices(&self.arch, &held.skip))?;
+        let apart: BTreeSet<&str> = apart.iter().map(String::as_str).collect();
+        let rounds = |spec: &TensorSpec| {
+            TensorSpec::is_matrix(&spec.shape)
+                && !coded.contains(&spec.name)
+                && self.arch.rows_of(&spec.name).is_empty()
+                && !spec.name.strip_suffix(".weight").is_some_and(|module| apart.contains(module))
+        };
+        let names = self.arch.tensors().into_iter().filter(rounds).map(|spec| spec.name).collect();
+        self.below.0.push(Layer::Rounded(names));
+        Ok(())
     }
 
     /// Quantizes and dequantizes the base's matrices as a run did. Returns how many change: of those that the checkpoint has in the

@@ -4,7 +4,7 @@ use super::names::{is_vocabulary, token_rows};
 use super::norm::Norm;
 use super::params::Params;
 use super::quantize::{How, Quantizer};
-use super::stack::Stack;
+use super::stack::{Stack, round_to_bf16};
 use super::values::placed;
 use super::vision_files::VisionFiles;
 use super::weight::Weight;
@@ -45,6 +45,26 @@ impl Source<'_> {
         };
         self.stack.apply(name, &mut values)?;
         Ok(values)
+    }
+
+    /// As [`Source::values`], of a tensor that the run holds without training it: what `model.dtype: bfloat16` rounds in memory is
+    /// rounded here.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn frozen_values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let mut values = self.values(name, shape.iter().product())?;
+        if self.rounds(name, shape) {
+            round_to_bf16(&mut values);
+        }
+        Ok(values)
+    }
+
+    /// Whether the configuration asks for a frozen tensor in bfloat16, whatever the dtype of the files. A table of which some rows
+    /// are trained stays in float32.
+    pub fn rounds(&self, name: &str, shape: &[usize]) -> bool {
+        let narrow = self.config.model.dtype == Dtype::Bfloat16 && TensorSpec::is_matrix(shape);
+        narrow && !self.stack.keeps(name) && self.arch.rows_of(name).is_empty()
     }
 
     /// As [`Source::values`], on `device`. What is there as it is to be goes from the file to the device; the host holds a few

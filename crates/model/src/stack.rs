@@ -1,11 +1,14 @@
 //! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
 //! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
 //! ([`super::adapters::Adapter::merge`]). Between adapters the base may be quantized: then matrices are quantized and dequantized.
+//! A run with `model.dtype: bfloat16` rounds them instead.
 use super::adapters::{Part, Placement, Stacked};
 use super::names::{peft_name, token_rows};
 use super::quantized_form::How;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+use half::bf16;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{EMBEDDING, LM_HEAD, TokenRows};
 use tunesmith_ops::quant::encode;
@@ -44,6 +47,8 @@ pub enum Layer {
     Adapter(Frozen),
     /// Matrices are quantized and dequantized.
     Coded(Coded),
+    /// Matrices of these names are rounded to bfloat16, as `model.dtype: bfloat16` rounds them.
+    Rounded(BTreeSet<String>),
     /// Whole tensors of an image encoder and a connector, as an earlier stage has trained them.
     Kept(Arc<Tensors>),
 }
@@ -82,6 +87,7 @@ impl Stack {
         self.0.iter().any(|layer| match layer {
             Layer::Adapter(adapter) => adapter.changes(name),
             Layer::Coded(coded) => coded.widths.contains_key(name),
+            Layer::Rounded(names) => names.contains(name),
             Layer::Kept(tensors) => tensors.contains_key(name),
         })
     }
@@ -105,6 +111,12 @@ impl Stack {
         self.0.iter().try_for_each(|layer| match layer {
             Layer::Adapter(adapter) => adapter.apply(name, values),
             Layer::Coded(coded) => coded.apply(name, values),
+            Layer::Rounded(names) => {
+                if names.contains(name) {
+                    round_to_bf16(values);
+                }
+                Ok(())
+            }
             Layer::Kept(tensors) => {
                 if let Some((_, kept)) = tensors.get(name) {
                     // Shapes were compared when the adapter was opened.
@@ -114,6 +126,11 @@ impl Stack {
             }
         })
     }
+}
+
+/// Rounds each value to the nearest that bfloat16 has.
+pub fn round_to_bf16(values: &mut [f32]) {
+    values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
 }
 
 impl Coded {

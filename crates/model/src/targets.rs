@@ -20,6 +20,8 @@ pub use super::names::{is_vocabulary, peft_name, token_rows};
 use parameters::Parameter;
 use rules::Rules;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_config::adapters::lora::LoraConfig;
+use tunesmith_config::adapters::oft::OftConfig;
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, LinearSpec, SCORE};
 use tunesmith_config::vision::VisionArch;
 use tunesmith_config::{Bias, TargetModules, TuningConfig, nearest};
@@ -85,7 +87,7 @@ impl Targets {
             let renamed: BTreeSet<&str> = on_parameters.iter().map(Parameter::module).collect();
             let other = |name: &&String| !plain.contains(name.as_str()) && !renamed.contains(name.as_str());
             if let Some(other) = modules(arch).iter().filter(other).find(|name| rules.targets(name)) {
-                return Err(unsupported_target(self.section, other));
+                return Err(self.unsupported_target(arch, other));
             }
         }
         self.refuse_former(arch, &blocks, &rules)?;
@@ -98,7 +100,7 @@ impl Targets {
         let names_none = matches!(&self.target_modules, TargetModules::Regex(rule) if rule == adapters::NO_MODULE);
         let whole_alone = names_none && !self.modules_to_save.is_empty();
         if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() && !whole_alone {
-            return Err(self.nothing_matches(&blocks));
+            return Err(self.nothing_matches(arch, &blocks));
         }
         self.check_parameters(arch, &placed, &on_parameters)?;
         placed.extend(on_parameters.iter().map(|parameter| parameter.placement(&rules, method)));
@@ -281,13 +283,61 @@ impl Targets {
         named.collect()
     }
 
-    fn nothing_matches(&self, blocks: &[&LinearSpec]) -> Error {
+    fn nothing_matches(&self, arch: &Arch, blocks: &[&LinearSpec]) -> Error {
         let (section, targets) = (self.section, show(&self.target_modules));
         let error = Error::config(format!("{section}.target_modules: no module matches {targets}"));
+        if let Some(hint) = self.hint_blocks(arch) {
+            return match (&self.target_modules, blocks.first()) {
+                (TargetModules::Regex(_), Some(linear)) => {
+                    error.hint(format!("an expression must match a whole name, such as {}; {hint}", linear.name))
+                }
+                _ => error.hint(hint),
+            };
+        }
         let names = blocks.iter().map(|linear| last(&linear.name)).collect::<BTreeSet<_>>();
         match &self.target_modules {
             TargetModules::List(entries) if entries.len() == 1 => hint_nearest(error, &entries[0], names),
             _ => error.hint(format!("linear modules: {}", names.into_iter().collect::<Vec<_>>().join(", "))),
+        }
+    }
+
+    /// What to set instead of numbers of blocks in `target_modules`; `None` if it has none, or if this kind of adapter has no
+    /// `layers_to_transform`.
+    fn hint_blocks(&self, arch: &Arch) -> Option<String> {
+        let numbers_blocks = match &self.target_modules {
+            TargetModules::List(entries) => entries.iter().any(|entry| numbers_blocks(entry)),
+            TargetModules::Regex(pattern) => numbers_blocks(pattern),
+            TargetModules::Auto | TargetModules::AllLinear => false,
+        };
+        let has_layers = [LoraConfig::SECTION, OftConfig::SECTION].contains(&self.section);
+        (numbers_blocks && has_layers).then(|| {
+            format!(
+                "to adapt some of the blocks 0 to {}, list modules without them, such as [q_proj, v_proj], and set \
+                 {}.layers_to_transform: [0]",
+                arch.num_hidden_layers.saturating_sub(1),
+                self.section
+            )
+        })
+    }
+
+    fn unsupported_target(&self, arch: &Arch, module: &str) -> Error {
+        let section = self.section;
+        match module {
+            "lm_head" | "model.embed_tokens" => {
+                let name = last(module);
+                Error::config(format!("{section}.target_modules: not yet: an adapter on {name}"))
+                    .hint(format!("train it in full with {section}.modules_to_save: [{name}]"))
+            }
+            _ if module.ends_with(".mlp.gate") => Error::config(format!(
+                "{section}.target_modules: {module} matches, a router, which PEFT knows as a parameter"
+            ))
+            .hint("with tuning.mode: lora name it in target_parameters: [mlp.gate.weight]"),
+            _ => Error::config(format!("{section}.target_modules: {module} matches, which is not a linear module"))
+                .hint(
+                    self.hint_blocks(arch).unwrap_or_else(|| {
+                        "name linear modules only, such as [q_proj, v_proj], or use auto".to_owned()
+                    }),
+                ),
         }
     }
 
@@ -312,6 +362,9 @@ impl Targets {
                 let section = self.section;
                 let error =
                     Error::config(format!("{section}.target_modules: {entry:?} is no linear module of the model"));
+                if let Some(hint) = self.hint_blocks(arch).filter(|_| numbers_blocks(entry)) {
+                    return Err(error.hint(hint));
+                }
                 return Err(hint_nearest(error, entry, blocks.iter().map(|linear| last(&linear.name))));
             }
         }
@@ -350,20 +403,10 @@ fn modules(arch: &Arch) -> Vec<String> {
     modules
 }
 
-fn unsupported_target(section: &str, module: &str) -> Error {
-    match module {
-        "lm_head" | "model.embed_tokens" => {
-            let name = last(module);
-            Error::config(format!("{section}.target_modules: not yet: an adapter on {name}"))
-                .hint(format!("train it in full with {section}.modules_to_save: [{name}]"))
-        }
-        _ if module.ends_with(".mlp.gate") => Error::config(format!(
-            "{section}.target_modules: {module} matches, a router, which PEFT knows as a parameter"
-        ))
-        .hint("with tuning.mode: lora name it in target_parameters: [mlp.gate.weight]"),
-        _ => Error::config(format!("{section}.target_modules: {module} matches, which is not a linear module"))
-            .hint("name linear modules only, such as [q_proj, v_proj], or use auto"),
-    }
+/// Whether an entry or an expression names blocks by their numbers, as `layers.0.mlp` and `.*layers\.[01]\..*` do.
+fn numbers_blocks(text: &str) -> bool {
+    let after = text.split_once("layers").map(|(_, after)| after.strip_prefix('\\').unwrap_or(after));
+    after.and_then(|after| after.strip_prefix('.')).is_some_and(|block| !block.is_empty())
 }
 
 fn last(module: &str) -> &str {

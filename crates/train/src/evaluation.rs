@@ -132,7 +132,8 @@ impl Session<'_> {
             return Ok(Scores::new());
         }
         let bytes = self.dataset.validation_bytes()?;
-        let sums = Likelihood { nll: loss * label_tokens as f64, tokens: label_tokens, right: 0, bytes };
+        let tokens = label_tokens as f64;
+        let sums = Likelihood { nll: loss * tokens, weight: tokens, tokens: label_tokens, right: 0, bytes };
         let scores = [("perplexity", sums.perplexity()), ("byte_perplexity", sums.byte_perplexity())];
         Ok(scores
             .into_iter()

@@ -12,7 +12,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::Checkpoint;
 use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::peft::{self, Tensors};
-use tunesmith_config::arch::{Arch, Experts, TensorSpec};
+use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::vision::VisionArch;
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
 use tunesmith_data::Pictures;
@@ -24,7 +24,7 @@ use tunesmith_model::quantize::{self, How};
 use tunesmith_model::quantized_cache::Cache;
 use tunesmith_model::stack::{Layer, Stack};
 use tunesmith_model::targets::{self, Placement, Targets};
-use tunesmith_model::weights::{WeightFiles, Wrapping};
+use tunesmith_model::weights::{Stacking, WeightFiles, Wrapping};
 use tunesmith_model::{Model, Source};
 use tunesmith_ops::quant::Format;
 use tunesmith_parallel::fsdp::Gatherer;
@@ -56,6 +56,8 @@ pub struct ModelSource {
     pub model_arch: Arch,
     /// Its weights; `None` if they are random.
     pub weights: Option<Arc<WeightFiles>>,
+    /// Which experts the model's folder has stacked, as its weights have or as Transformers reads them.
+    pub stacking: Stacking,
     /// The other parts of a multimodal model.
     pub wrapping: Option<Wrapping>,
     /// The adapters of `tuning.adapters`, merged in memory.
@@ -175,9 +177,7 @@ impl Described {
         }
         let weights = match (config.model.init, arch.wrapper) {
             (Init::Pretrained, _) => Some(WeightFiles::open_model(&dir, &arch, &stored)?),
-            (Init::Random, None)
-                if arch.is_renamed() || arch.experts.as_ref().is_some_and(Experts::are_only_stacked) =>
-            {
+            (Init::Random, None) if arch.is_renamed() => {
                 return Err(Error::config(format!("model.init: random: not yet for {}", arch.family.model_type))
                     .hint("set model.init: pretrained"));
             }
@@ -192,6 +192,7 @@ impl Described {
             }
         };
         let wrapping = weights.as_ref().and_then(WeightFiles::wrapping);
+        let stacking = weights.as_ref().map_or_else(|| Stacking::drawn(&arch), |files| files.stacking().clone());
         let how = quantize::resolve(&arch, &config, weights.as_ref())?;
         quantize::matrices(&arch, &config.model.quantization_skip_modules)?;
         config.model.quantization = how.map_or(Quantization::None, How::setting);
@@ -202,6 +203,7 @@ impl Described {
             model_arch: arch.clone(),
             arch,
             weights: weights.map(Arc::new),
+            stacking,
             wrapping,
             stack: Arc::new(stack),
             stack_hashes,

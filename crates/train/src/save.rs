@@ -16,10 +16,10 @@ use tunesmith_checkpoint::{
     self as checkpoint, Retention, ShardedState, Snapshot, Weights, folder, own_files, peft, pissa, store,
 };
 use tunesmith_config::Mode;
-use tunesmith_config::arch::EMBEDDING;
+use tunesmith_config::arch::{EMBEDDING, TensorSpec};
 use tunesmith_data::{self as data, Dataset};
 use tunesmith_device::Floats;
-use tunesmith_model::weights::{Dtype, Stacking, WeightFiles, Wrapping};
+use tunesmith_model::weights::{Dtype, Wrapping};
 use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
 use tunesmith_telemetry::metrics::MetricsWriter;
@@ -285,7 +285,7 @@ fn final_bytes(session: &Session<'_>) -> u64 {
     4 * values + beside + folder::companion_bytes(&source.dir) + (1 << 20)
 }
 
-/// Stages the whole model: the trained tensors, and with `mode: freeze` the others unchanged.
+/// Stages the whole model: the trained tensors, and with `mode: freeze` the others as they were held in training.
 fn stage_model(
     staging: &mut StagedFolder<'_>,
     session: &Session<'_>,
@@ -300,15 +300,15 @@ fn stage_model(
     // Of an encoder and a connector the files have what was not trained, but for a connector that was drawn.
     let params = &session.model.params;
     let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
-    let of_vision = of_vision.filter(|spec| params.find(&spec.name).is_some() || encoders.change(&spec.name));
+    let base = session.source.base();
+    let differs = |spec: &TensorSpec| params.find(&spec.name).is_some() || base.rounds(&spec.name, &spec.shape);
+    let of_vision = of_vision.filter(|spec| differs(spec) || encoders.change(&spec.name));
     let rest = of_model.chain(of_vision.map(|spec| (spec.name, spec.shape)));
     let rest: Vec<_> = rest.filter(|(name, _)| !trained.contains(name.as_str())).collect();
-    let sizes: BTreeMap<&str, usize> =
-        rest.iter().map(|(name, shape)| (name.as_str(), shape.iter().product())).collect();
-    let base = session.source.base();
+    let shapes: BTreeMap<&str, &[usize]> = rest.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
     let fetch = |name: &str| match shares {
         Some(shares) if params.find(name).is_some() => shares.values(name),
-        _ => base.values(name, sizes.get(name).copied().unwrap_or_default()),
+        _ => base.frozen_values(name, shapes.get(name).copied().unwrap_or_default()),
     };
     folder::stage(staging, source, Some(&encoders), tensors, &folder::LazyTensors { tensors: &rest, fetch: &fetch })
 }
@@ -318,7 +318,12 @@ fn encoder_files<'a>(session: &'a Session<'_>) -> Result<EncoderFiles<'a>> {
     let vision = session.source.arch.vision.as_deref();
     let drawn = vision.filter(|vision| !vision.connector.stored).map(|vision| vision.connector.tensors());
     let is_drawn = |name: &str| drawn.iter().flatten().any(|spec| spec.name == name);
-    let changed = |name: &str| session.model.params.find(name).is_some() || is_drawn(name);
+    let base = session.source.base();
+    let rounded: BTreeSet<String> = (vision.iter().flat_map(|vision| vision.tensors()))
+        .filter(|spec| base.rounds(&spec.name, &spec.shape))
+        .map(|spec| spec.name)
+        .collect();
+    let changed = |name: &str| session.model.params.find(name).is_some() || is_drawn(name) || rounded.contains(name);
     EncoderFiles::of(vision, &changed, Some(Dtype::F32))
 }
 
@@ -344,7 +349,7 @@ fn folder_source<'a>(
         template: template.map(data::ChatTemplate::source),
         own_head: Some(&source.arch).filter(|arch| arch.score.is_some() || arch.separated),
         wrapping: source.wrapping.as_ref(),
-        stacking: source.weights.as_deref().map_or(Stacking::NONE, WeightFiles::stacking),
+        stacking: &source.stacking,
     }
 }
 

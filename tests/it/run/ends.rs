@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::events;
 use super::fixture::{Fixture, said, train};
+use crate::parity::golden;
 use tunesmith::config;
 
 /// The lines of `metrics.jsonl`, steps and evaluations apart.
@@ -152,6 +153,41 @@ fn pretraining_from_random_weights_needs_no_weights_file() {
     let uniform = 260f64.ln();
     assert!((steps[0]["loss"].as_f64().unwrap() - uniform).abs() < 0.3, "{}", steps[0]);
     assert!(steps[19]["loss"].as_f64().unwrap() < uniform - 1.0, "{}", steps[19]);
+}
+
+#[test]
+fn random_experts_are_written_stacked_where_transformers_reads_them_so() {
+    let fixture = Fixture::new();
+    for (family, stacked) in [
+        ("granite4_moe", "model.layers.0.block_sparse_moe.input_linear.weight"),
+        ("gemma4_a4b", "model.layers.0.experts.gate_up_proj"),
+    ] {
+        std::fs::copy(golden(family).join("model/config.json"), fixture.path("model/config.json")).unwrap();
+        let run = |name: &str, lines: &[&str]| {
+            let out = format!("train.output_dir: {}", fixture.path(name).display());
+            let evaluates = ["train.eval_strategy: steps", "train.eval_steps: 2"];
+            let common = [&["tuning.mode: full", "train.max_steps: 2", &out][..], &evaluates].concat();
+            let done = train(&fixture.config(name, &[&common[..], lines].concat()), &[]);
+            assert!(done.status.success(), "{family}: {}", said(&done));
+        };
+        let (first, again) = (format!("{family}-random"), format!("{family}-again"));
+        run(&first, &["model.init: random"]);
+        let model = fixture.path(&first).join("model");
+        let file = std::fs::read(model.join("model.safetensors")).unwrap();
+        let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+        assert_eq!(header[stacked]["shape"][0], 6, "{family}: {header}");
+        assert!(header.as_object().unwrap().keys().all(|name| !name.contains(".experts.0.")), "{family}: {header}");
+        // The numbers are those that were trained: another run finds their loss.
+        let model = format!("model.name: {}", model.display());
+        run(&again, &[&model, "train.learning_rate: 1e-12", "train.warmup_steps: 0"]);
+        let last = |name: &str| {
+            let text = std::fs::read_to_string(fixture.path(name).join("metrics.jsonl")).unwrap();
+            let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            lines.filter_map(|line| line["eval_loss"].as_f64()).next_back().unwrap()
+        };
+        assert!((last(&first) - last(&again)).abs() < 1e-5, "{family}: {} {}", last(&first), last(&again));
+    }
 }
 
 #[test]

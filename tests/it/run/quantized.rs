@@ -2,6 +2,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
+use half::bf16;
 use serde_json::Value;
 use tunesmith::checkpoint::stamp_check::as_set;
 use tunesmith::config::arch::{Arch, TensorSpec};
@@ -257,19 +258,7 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
     assert!(go(&config, &["model.dtype=bfloat16"], u64::MAX));
     let path = |name: &str| fixture.path(name).display().to_string();
     let config = config.to_str().unwrap();
-    let narrow = ["--allow", "dtype"];
-    let with = |words: &[&'static str]| -> Vec<String> {
-        [&[config, "--output", "x"], &narrow[..], words].concat().into_iter().map(str::to_owned).collect()
-    };
-    let refused = |words: &[&'static str], wanted: &[&str]| {
-        let args = with(words);
-        refuses(&args.iter().map(String::as_str).collect::<Vec<_>>(), 5, wanted);
-    };
-    refuses(
-        &[config, "--output", "x"],
-        5,
-        &["dtype: base bfloat16, activations float32 in its backend.json, base float32 here", "--allow dtype"],
-    );
+    let refused = |words: &[&str], wanted: &[&str]| refuses(&[&[config, "--output", "x"], words].concat(), 5, wanted);
     refused(
         &["model.quantization=fp4"],
         &["quantization: nf4 with double_quant: true in its backend.json, fp4 with double_quant: true here"],
@@ -277,8 +266,7 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
     refused(&["model.double_quant=false"], &["nf4 with double_quant: true", "nf4 with double_quant: false"]);
     refused(&["tuning.backend=reference"], &["backend: fused in its backend.json, reference here", "--allow backend"]);
     let accepted = path("accepted");
-    let text =
-        merges(&[config, "--output", &accepted, "--allow", "dtype", "--allow", "backend", "tuning.backend=reference"]);
+    let text = merges(&[config, "--output", &accepted, "--allow", "backend", "tuning.backend=reference"]);
     assert!(text.contains("backend: fused in its backend.json, reference here"), "{text}");
     refuses(&[config, "--output", "x", "--allow", "backnd"], 2, &["did you mean backend?"]);
 
@@ -290,7 +278,7 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
     let adapter = path("out/adapter");
     let base = base.display().to_string();
     refuses(
-        &["--base", &base, "--adapter", &adapter, "--output", "x", "--allow", "dtype"],
+        &["--base", &base, "--adapter", &adapter, "--output", "x"],
         5,
         &["base_model: ", " here", "--allow base_model"],
     );
@@ -316,6 +304,48 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
         "\"lora_alpha\": 33",
         &["adapter: 14 modules, rank 4, alpha 32", "alpha 33"],
     );
+}
+
+#[test]
+fn a_merge_rounds_a_float32_base_as_its_run_did() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["model.dtype: bfloat16", "train.max_steps: 2"]);
+    assert!(go(&config, &[], u64::MAX));
+    let path = |name: &str| fixture.path(name).display().to_string();
+    let config = config.to_str().unwrap();
+    let text = merges(&[config, "--output", &path("rounded")]);
+    assert!(text.contains("rounded to bfloat16, as in training"), "{text}");
+    let text = merges(&[config, "--output", &path("stored"), "--allow", "dtype"]);
+    assert!(!text.contains("rounded"), "{text}");
+    let [base, rounded, stored] = ["model", "rounded", "stored"].map(|name| tensors(&fixture.path(name)));
+    for (((name, shape, base), (_, _, rounded)), (_, _, stored)) in base.iter().zip(&rounded).zip(&stored) {
+        for ((base, rounded), stored) in base.iter().zip(rounded).zip(stored) {
+            let trained_on = if shape.len() > 1 { bf16::from_f32(*base).to_f32() } else { *base };
+            let [of_rounded, of_stored] = [rounded - trained_on, stored - base];
+            assert!((of_rounded - of_stored).abs() < 1e-6, "{name}: the adapter adds {of_rounded} and {of_stored}");
+        }
+    }
+}
+
+#[test]
+fn a_model_of_freeze_has_the_weights_that_it_was_trained_with() {
+    let fixture = Fixture::new();
+    let lines = ["tuning.mode: freeze", "tuning.freeze.trainable_layers: 1", "train.max_steps: 2"];
+    for (name, extra) in [("dtype", "model.dtype: bfloat16"), ("operands", "train.bf16: true")] {
+        let out = format!("train.output_dir: {}", fixture.path(name).display());
+        let config = fixture.config(name, &[&lines[..], &[extra, &out]].concat());
+        assert!(go(&config, &[], u64::MAX));
+        let [base, saved] = ["model".to_owned(), format!("{name}/model")].map(|dir| tensors(&fixture.path(&dir)));
+        for ((tensor, shape, base), (_, _, saved)) in base.iter().zip(&saved) {
+            if tensor.starts_with("model.layers.1.") {
+                assert!(saved != base, "{name}: {tensor} is trained");
+                continue;
+            }
+            let narrow = name == "dtype" && shape.len() > 1;
+            let held = |value: &f32| if narrow { bf16::from_f32(*value).to_f32() } else { *value };
+            assert!(base.iter().map(held).eq(saved.iter().copied()), "{name}: {tensor} is as it was held");
+        }
+    }
 }
 
 /// Starts a rank by hand, as one of two, in a configuration of its own.

@@ -17,6 +17,7 @@ use super::quantized::{MxTensor, QuantizedTensor};
 use super::{Dtype, Numbers, WeightFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+use tunesmith_config::arch::{Arch, Experts};
 use tunesmith_ops::quant::{Four, MX_BLOCK, Quantized};
 
 /// A part of an expert: its name, its first column or row in the stacked tensor, and the step to the next.
@@ -288,13 +289,24 @@ impl WeightFiles {
     }
 }
 
-/// Which stacked tensors of experts files hold whose rows lie as they are: what is written is as it was read.
+/// Which stacked tensors of experts files hold whose rows lie as they are: what is written is as it was read, or as Transformers
+/// reads it.
 #[derive(Debug, Clone, Default)]
 pub struct Stacking(BTreeSet<String>);
 
 impl Stacking {
     /// Of no such tensor: each matrix is by itself.
     pub const NONE: &Self = &Self(BTreeSet::new());
+
+    /// For a model without files: the experts of a family that Transformers reads only stacked.
+    pub fn drawn(arch: &Arch) -> Self {
+        if !arch.experts.as_ref().is_some_and(Experts::are_only_stacked) {
+            return Self::default();
+        }
+        let tensors = arch.tensors();
+        let shapes = tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice()));
+        Self(StackedTensor::in_rows(shapes).into_iter().map(|stacked| stacked.name).collect())
+    }
 
     /// The stacked tensors that a folder has in the place of some of `tensors`, which are names and shapes.
     pub fn again<'a>(&self, tensors: impl Iterator<Item = (&'a str, &'a [usize])> + Clone) -> Vec<StackedTensor> {
