@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
-use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_dtype};
+use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_difference, parse_dtype};
 use super::parts_args::{Opened, PartsArgs};
 use super::shell_quote::quoted;
 use super::terminal::print;
@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
     pre_tokenizer: Option<String>,
     /// Accept a merged model whose logits differ by at most this, relative to the largest logit
-    #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE, conflicts_with_all = ["peft", "adapter_only"])]
+    #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE, value_parser = parse_difference, conflicts_with_all = ["peft", "adapter_only"])]
     max_difference: f32,
     /// Replace an existing output
     #[arg(long)]

@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     shard_size: f64,
     /// Accept a result whose logits differ by at most this, relative to the largest logit
-    #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE)]
+    #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE, value_parser = parse_difference)]
     max_difference: f32,
     /// Write the blend of several adapters as an adapter, without merging it
     #[arg(long)]
@@ -55,6 +55,12 @@ pub struct Args {
 
 /// The default limit: float32 keeps 7 digits, and sums in another order lose some of them.
 pub const MAX_DIFFERENCE: f32 = 1e-5;
+
+/// Reads the value of `--max-difference`: with NaN or infinity the check would pass whatever it finds, or nothing at all.
+pub fn parse_difference(text: &str) -> std::result::Result<f32, String> {
+    let value = text.parse::<f32>().ok().filter(|value| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| "expected a finite number, at least 0".to_owned())
+}
 
 /// Runs the subcommand.
 ///
@@ -254,6 +260,14 @@ pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_a_number() {
+        assert_eq!(parse_difference("1e-3"), Ok(1e-3));
+        for text in ["nan", "inf", "1e99", "-1", "", "x"] {
+            assert!(parse_difference(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn the_limit_is_in_proportion_to_the_logits() {

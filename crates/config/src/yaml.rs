@@ -84,7 +84,10 @@ impl Document {
     }
 }
 
-/// A file's bytes, if it is no larger than a configuration may be.
+/// What some editors put before UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// A file's bytes without a byte order mark, if it is no larger than a configuration may be.
 fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let cannot = |source: &std::io::Error| Error::io("read", path, source).with_kind(tunesmith_base::Kind::Config);
     let file = files::open(path).map_err(|source| match nearest_file(path) {
@@ -96,6 +99,9 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::config(format!("{}: larger than {MAX_BYTES} bytes", path.display()))
             .hint("is this a configuration file?"));
+    }
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
     }
     Ok(bytes)
 }

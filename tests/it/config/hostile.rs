@@ -33,6 +33,14 @@ fn deep_nesting_is_refused() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_the_text() {
+    for text in ["train: {seed: 7}\n", "{\"train\": {\"seed\": 7}}", "// JSON\n{\"train\": {\"seed\": 7}}"] {
+        assert_eq!(load(&format!("\u{feff}{text}")).train.seed, 7, "{text}");
+    }
+    refused_quickly("\u{feff}train:\n  sede: 1\n", "a.yaml:2:3: unknown key train.sede");
+}
+
+#[test]
 fn huge_files_are_not_read() {
     let folder = Folder::new(&[]);
     std::fs::File::create(folder.path("a.yaml")).unwrap().set_len(100 << 20).unwrap();
