@@ -154,6 +154,7 @@ pub fn reference() -> String {
 /// Runs the program on its arguments (the first is the program's name).
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     crate::memory::share_arena_under_limit();
+    crate::memory::return_large_blocks();
     terminal::clean_panics();
     let mut args: Vec<OsString> = args.into_iter().collect();
     // `help` takes names of subcommands only, and `help --help` is a question for the same.

@@ -158,6 +158,24 @@ fn parameters_are_counted_as_in_peft() {
     assert_eq!(trainable::all_parameters(&config, &arch, &[]).unwrap(), 139_584);
 }
 
+/// A validation saves nothing for a backward pass.
+#[test]
+fn buffers_of_a_validation_are_predicted_to_the_byte() {
+    for family in ["llama", "qwen2", "gemma2", "gemma3n", "gemma4_e2b", "qwen3_5", "lfm2", "deepseek_v3_dense"] {
+        let arch = arch(family);
+        let config = config(LORA);
+        let model = Model::load(&arch, None, &config).unwrap();
+        let batch = batch(arch.vocab_size, &[70, 33], 5);
+        model.loss(&batch).unwrap();
+        let job = memory_prediction::job(&config, &arch, Storage::F32, None).unwrap();
+        let predictor = Predictor::new(job, Device::Cpu);
+        let pass = Pass { tokens: 103, longest: 70, labelled: batch.label_tokens() as u64 };
+        let ([held, head], trained) = (model.idle_bytes(), predictor.activations(&pass));
+        assert_eq!(predictor.evaluated(&pass) - trained.head, held, "{family}");
+        assert!(head <= trained.head && held < trained.pools, "{family}");
+    }
+}
+
 /// Tables of a model whose embedding and head share one: what is trained of them, and a head that gets a matrix of its own.
 #[test]
 fn trained_tables_of_a_tied_model_are_predicted() {

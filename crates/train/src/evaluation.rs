@@ -102,6 +102,8 @@ impl Session<'_> {
             tried => tried.map(|()| None)?,
         };
         self.model.stand_by()?;
+        // Frees buffers for validation rows, which may be longer than all training rows.
+        self.model.release();
         all_have_room(&*self.comm, failed)?;
         self.agree_on_passes()?;
         if head.is_some() {

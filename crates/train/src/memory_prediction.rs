@@ -96,6 +96,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
         offloaded,
+        evaluation: None,
         engine: Arc::new(MetaEngine::new(Arch { bitsandbytes, ..arch.clone() }, config)?),
     })
 }
@@ -231,23 +232,35 @@ pub(crate) struct PassLimits {
     pub packing: Option<usize>,
 }
 
-/// The largest pass that a data set leads to.
+/// The largest pass of training that a data set leads to.
 pub(crate) fn largest_pass(dataset: &Dataset, limits: &PassLimits) -> Pass {
-    let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     // A row of several sequences can be split between them, as a micro-batch can between rows.
-    let whole = |split: &Split| split.longest_sequence() as u64;
-    let (train, sequence) = match limits.packing {
-        Some(length) => (longest(&dataset.train).max(length as u64), length as u64),
-        None => (longest(&dataset.train), whole(&dataset.train)),
+    let row = longest(&dataset.train);
+    let (row, sequence) = match limits.packing {
+        Some(length) => (row.max(length as u64), length as u64),
+        None => (row, dataset.train.longest_sequence() as u64),
     };
-    let evaluated = dataset.validation.as_ref().zip(limits.eval_batch_size);
-    // Training reuses the buffers of validation, so the larger of both counts.
-    let most = limits.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64);
-    let tokens = |row: u64, sequence: u64, rows: usize| (rows as u64 * row).min(most.max(sequence));
-    let of_training = tokens(train, sequence, limits.batch_size);
-    let of_evaluation = evaluated.map_or(1, |(split, rows)| tokens(longest(split), whole(split), rows));
-    let tokens = of_training.max(of_evaluation).max(1);
-    Pass { tokens, longest: sequence.max(1), labelled: tokens }
+    limits.pass(row, sequence, limits.batch_size)
+}
+
+/// The largest pass of a validation; `None` without validation.
+pub(crate) fn largest_evaluation(dataset: &Dataset, limits: &PassLimits) -> Option<Pass> {
+    let (split, rows) = dataset.validation.as_ref().zip(limits.eval_batch_size)?;
+    Some(limits.pass(longest(split), split.longest_sequence() as u64, rows.min(split.len())))
+}
+
+/// Tokens of a split's longest row.
+fn longest(split: &Split) -> u64 {
+    split.lengths().into_iter().max().unwrap_or(1) as u64
+}
+
+impl PassLimits {
+    /// The largest pass of micro-batches of `rows` rows as long as `row`, whose longest sequence is `sequence`.
+    fn pass(&self, row: u64, sequence: u64, rows: usize) -> Pass {
+        let most = self.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64);
+        let tokens = (rows as u64 * row).min(most.max(sequence)).max(1);
+        Pass { tokens, longest: sequence.max(1), labelled: tokens }
+    }
 }
 
 /// Predicts the memory of training a model with a configuration.
@@ -257,6 +270,7 @@ pub struct MemoryModel<'a> {
     arch: &'a Arch,
     weights: Option<&'a WeightFiles>,
     device: Device,
+    evaluation: Option<Pass>,
 }
 
 /// The kind of device whose memory is counted for a model that lies there.
@@ -270,7 +284,13 @@ pub const fn kind(device: device::Device) -> Device {
 impl<'a> MemoryModel<'a> {
     /// `weights` are the model's files; `None` for random weights. `on` is where it will be.
     pub const fn new(config: &'a Config, arch: &'a Arch, weights: Option<&'a WeightFiles>, on: device::Device) -> Self {
-        Self { config, arch, weights, device: kind(on) }
+        Self { config, arch, weights, device: kind(on), evaluation: None }
+    }
+
+    /// The same for a run whose validations make passes like `evaluation`.
+    #[must_use]
+    pub(crate) const fn evaluating(self, evaluation: Option<Pass>) -> Self {
+        Self { evaluation, ..self }
     }
 
     /// Peak bytes of one of `ranks` ranks, part by part, with passes like `pass`: on the CPU with the tokenizer, on a GPU without
@@ -282,6 +302,10 @@ impl<'a> MemoryModel<'a> {
         let mut job = job(self.config, self.arch, stored_in(self.weights, self.arch), self.weights)?;
         (job.full, job.none) = blocks(checkpointing);
         job.companions = tokenizer(self.arch.vocab_size);
+        // A GPU's memory is predicted by the largest pass, as if all had a backward pass.
+        let on_gpu = self.evaluation.filter(|_| self.device == Device::Gpu);
+        let pass = on_gpu.as_ref().filter(|evaluation| evaluation.tokens > pass.tokens).unwrap_or(pass);
+        job.evaluation = self.evaluation.filter(|_| self.device == Device::Cpu);
         let machine = Machine { device: self.device, ranks: ranks as u64, memory: u64::MAX };
         let mut rank = strategies::rank(&Predictor::new(job, self.device), &machine, way, pass);
         if self.device == Device::Gpu {

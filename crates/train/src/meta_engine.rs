@@ -22,6 +22,7 @@ pub(crate) struct MetaEngine {
 struct Walked {
     model: Option<Model>,
     passes: Vec<(Walk, BufferCounts)>,
+    forward: Vec<(Walk, BufferCounts)>,
 }
 
 /// The models that were counted last, and what was found.
@@ -159,6 +160,18 @@ impl CountBuffers for MetaEngine {
         let built = walked.model.insert(built.expect("what a job was made of can be built without values"));
         let counts = built.buffer_counts(&walk).expect("nothing is read, and no memory is taken");
         walked.passes.push((walk, counts.clone()));
+        counts
+    }
+
+    fn count_forward(&self, walk: &Walk) -> BufferCounts {
+        let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, counts)) = walked.forward.iter().find(|(known, _)| known == walk) {
+            return counts.clone();
+        }
+        let built = walked.model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
+        let built = walked.model.insert(built.expect("what a job was made of can be built without values"));
+        let counts = built.forward_counts(walk).expect("nothing is read, and no memory is taken");
+        walked.forward.push((*walk, counts.clone()));
         counts
     }
 

@@ -191,6 +191,22 @@ pub fn cost() -> f64 {
     (counted - plain).max(0.0)
 }
 
+/// Bytes of a block from which on glibc's allocator asks the system for it by itself.
+#[cfg(target_env = "gnu")]
+const LARGE: libc::c_int = 1 << 20;
+
+/// Lets glibc's allocator give the memory of large blocks back to the system when they are freed. Otherwise it raises the size
+/// that counts as large to that of the largest block freed so far, up to 32 MiB, and keeps what is smaller. Where ranks are
+/// threads that share weights, each segment that is freed and gathered again then leaves holes. Must be called before there are
+/// threads.
+pub fn return_large_blocks() {
+    #[cfg(target_env = "gnu")]
+    for (parameter, bytes) in [(libc::M_MMAP_THRESHOLD, LARGE), (libc::M_TRIM_THRESHOLD, 2 * LARGE)] {
+        // SAFETY: a number for a parameter of the allocator; no pointer.
+        unsafe { libc::mallopt(parameter, bytes) };
+    }
+}
+
 /// Where the address space is limited (`ulimit -v`), lets all threads share one arena of glibc's allocator. Each arena
 /// would take 64 MiB of addresses, and glibc ends the program if it can no longer allocate for itself. Must be called
 /// before there are threads.

@@ -4,7 +4,7 @@ pub mod limits;
 mod overflow;
 
 use counting::end;
-pub use counting::{calls, cost, highest, live, peak, reset_peak, share_arena_under_limit};
+pub use counting::{calls, cost, highest, live, peak, reset_peak, return_large_blocks, share_arena_under_limit};
 pub use overflow::catch_stack_overflow;
 
 /// Bytes with three digits in a binary unit, up to TiB: `1.50 GiB`.

@@ -95,6 +95,26 @@ impl Model {
         Ok(GpuBytes { kept, pools: most.saturating_sub(head), head, host })
     }
 
+    /// Walks the forward pass of a validation on the meta device, up to the head.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn forward_counts(&mut self, walk: &Walk) -> Result<BufferCounts> {
+        let Walk { tokens, labelled, .. } = *walk;
+        self.release();
+        self.pool.reserve(walk.room);
+        let batch = Batch { tokens: vec![0; tokens], cu_seqlens: vec![0, tokens], ..Batch::default() };
+        let rows: Vec<usize> = (0..labelled).collect();
+        self.evaluate(&batch, &rows, |_, _| ())?;
+        let Buffers { main, experts, .. } = self.buffers(tokens, labelled);
+        let experts = self.blocks.expert_pools().zip(&experts).map(|((index, _), counts)| ExpertCounts {
+            saved: Counts::new(),
+            all: all(counts),
+            labelled: self.blocks.picks_rows(index, false),
+        });
+        Ok(BufferCounts { all: all(&main), experts: experts.collect(), ..BufferCounts::default() })
+    }
+
     /// Walks a pass forward and backward on the meta device.
     ///
     /// # Errors

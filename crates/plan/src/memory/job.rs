@@ -100,6 +100,9 @@ pub trait CountBuffers: Debug + Send + Sync {
     /// The buffers that the pass takes on the CPU.
     fn count(&self, walk: &Walk) -> BufferCounts;
 
+    /// The buffers that the forward pass of a validation takes on the CPU, which saves nothing; those of the head are left out.
+    fn count_forward(&self, walk: &Walk) -> BufferCounts;
+
     /// The bytes of a GPU that a model holds whose base is stored like this, and those that it takes while it is loaded.
     fn held_on_gpu(&self, base: &Base) -> GpuHeld;
 
@@ -180,6 +183,8 @@ pub struct Job<'a> {
     pub bucket: u64,
     /// Names of the base's tensors that a GPU leaves in the host's memory.
     pub offloaded: Vec<String>,
+    /// The largest pass of a validation, forward alone; `None` without validation.
+    pub evaluation: Option<Pass>,
     /// Counts the buffers of a pass.
     pub engine: Arc<dyn CountBuffers>,
 }

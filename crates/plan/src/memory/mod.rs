@@ -309,11 +309,23 @@ impl<'a> Predictor<'a> {
         self.job.trained.adapters.values().map(|adapter| adapter.rows()).max().unwrap_or(0)
     }
 
-    /// Walks a pass with the buffers of `pass`, and with no more tokens than that takes.
+    /// Walks a pass with the buffers of `pass`.
     fn count(&self, pass: &Pass) -> BufferCounts {
+        self.job.engine.count(&self.walk(pass))
+    }
+
+    /// Bytes of the activations of a validation's pass on the CPU, and of the head's buffers.
+    pub fn evaluated(&self, pass: &Pass) -> u64 {
+        let trained = self.activations(pass);
+        let counts = self.job.engine.count_forward(&self.walk(pass));
+        self.bytes(&counts, pass, Routing::Balanced).pools + trained.head
+    }
+
+    /// A pass with the buffers of `pass`, and with no more tokens than that takes.
+    fn walk(&self, pass: &Pass) -> Walk {
         let job = &self.job;
         let few = job.arch.experts.as_ref().map_or(0, |experts| experts.count as u64).max(2 * LANES);
-        job.engine.count(&Walk {
+        Walk {
             tokens: pass.tokens.min(few) as usize,
             labelled: pass.labelled.clamp(1, few) as usize,
             room: self.room() as usize,
@@ -321,7 +333,7 @@ impl<'a> Predictor<'a> {
             none: job.none,
             narrow: job.narrow,
             rounds_gradients: job.rounds_gradients,
-        })
+        }
     }
 
     /// The bytes of buffers for `pass`.
@@ -393,6 +405,11 @@ impl<'a> Predictor<'a> {
                 breakdown.attention = arch.attentions().map(scratch).max().unwrap_or(0);
                 breakdown.program = PROGRAM + job.companions;
                 breakdown.passing = breakdown.passing.max(job.optimizer.scratch);
+                if let Some(pass) = &job.evaluation {
+                    // Training gives its buffers back before longer ones are taken, and a validation before training goes on.
+                    let more = self.evaluated(pass) + TOKEN * pass.tokens;
+                    breakdown.work += more.saturating_sub(kept + breakdown.work + head);
+                }
                 self.loading
             }
             Device::Gpu => {

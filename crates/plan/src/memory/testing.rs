@@ -28,6 +28,10 @@ impl CountBuffers for Engine {
         BufferCounts { saved, all, experts: Vec::new(), head: Counts::from([(1024, 2), (32000, 1)]) }
     }
 
+    fn count_forward(&self, _: &Walk) -> BufferCounts {
+        BufferCounts { all: Counts::from([(1024, 10), (4096, 4)]), ..BufferCounts::default() }
+    }
+
     fn held_on_gpu(&self, base: &Base) -> GpuHeld {
         let arch = arch();
         let stored = if self.full { Storage::F32 } else { base.quantized.unwrap_or(base.matrices) };
@@ -78,6 +82,7 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
         companions: 0,
         bucket: 25 << 20,
         offloaded: Vec::new(),
+        evaluation: None,
         engine: Arc::new(Engine { blocks: arch.num_hidden_layers, full }),
     }
 }

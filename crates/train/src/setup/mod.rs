@@ -17,7 +17,7 @@ use super::autobatch::strategy_auto;
 use super::engine;
 use super::features::Compute;
 use super::lock::DirLock;
-use super::memory_prediction::{PassLimits, Peak, largest_pass};
+use super::memory_prediction::{PassLimits, Peak, largest_evaluation, largest_pass};
 use super::model_source::{Described, ModelSource};
 use super::options::Options;
 use super::prepared::Prepared;
@@ -196,8 +196,10 @@ impl Checked {
         }
         let engine = engine::plan(&config, &self.source)?;
         let in_process = if comm.shares_memory() { ranks as u64 } else { 1 };
-        let pass = largest_pass(&self.dataset, &pass_limits(&config, batch.batch_size));
-        let rank = self.source.memory().rank(way, batch.checkpointing, ranks, &pass).ok();
+        let limits = pass_limits(&config, batch.batch_size);
+        let pass = largest_pass(&self.dataset, &limits);
+        let memory = self.source.memory().evaluating(largest_evaluation(&self.dataset, &limits));
+        let rank = memory.rank(way, batch.checkpointing, ranks, &pass).ok();
         // A scorer and SARI compare with the text of the prompts; only the rank that scores reads it.
         let generates = config.train.predict_with_generate && self.dataset.validation.is_some();
         if comm.world().is_first() && generates && config.eval.reads_sources() {
