@@ -269,13 +269,13 @@ fn an_empty_stop_text_is_refused() {
     assert!(refused.status.code() == Some(2) && said(&refused).contains("--stop"), "{}", said(&refused));
 }
 
-/// Overwrites the first number of a float32 tensor.
-fn overwrite(file: &Path, tensor: &str, value: f32) {
+/// Overwrites the number at `index` of a float32 tensor.
+fn overwrite(file: &Path, tensor: &str, index: usize, value: f32) {
     let mut bytes = std::fs::read(file).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let parsed: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-    assert_eq!(parsed[tensor]["dtype"], "F32");
-    let at = 8 + header + parsed[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+    assert_eq!(parsed[tensor]["dtype"], "F32", "{tensor}");
+    let at = 8 + header + parsed[tensor]["data_offsets"][0].as_u64().unwrap() as usize + 4 * index;
     bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
     std::fs::write(file, bytes).unwrap();
 }
@@ -292,7 +292,12 @@ fn scores_that_are_not_finite_are_an_error_and_no_answer() {
     };
     refused(&["--temperature", "1e-300"], "after sampling's settings");
     refused(&["gen.repetition_penalty=1e-300"], "after sampling's settings");
-    overwrite(&model.join("model.safetensors"), "model.norm.weight", f32::NAN);
+    // Finite weights of which one logit becomes infinite, and another its negative; the embedding is the head.
+    let weights = model.join("model.safetensors");
+    overwrite(&weights, "model.norm.weight", 0, 3e38);
+    for (row, value) in [3e38, -3e38].into_iter().enumerate() {
+        overwrite(&weights, "model.embed_tokens.weight", row * 32, value);
+    }
     for settings in [&[][..], &["--temperature", "0.9"], &["gen.num_beams=2"]] {
         refused(settings, "logits for token 1 of an answer are not finite");
     }
@@ -312,7 +317,7 @@ fn an_adapter_that_is_not_as_it_was_written_is_refused() {
     let altered = written.replacen("\"lora_alpha\": ", "\"lora_alpha\": 1", 1);
     assert_ne!(written, altered);
     std::fs::write(&settings, &altered).unwrap();
-    for args in [&ask[..], &["merge", config, "--out", fixture.path("merged").to_str().unwrap()]] {
+    for args in [&ask[..], &["merge", config, "--output", fixture.path("merged").to_str().unwrap()]] {
         let refused = run(args, "");
         assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
         assert!(said(&refused).contains("adapter_config.json") && said(&refused).contains("manifest.json"));

@@ -1,7 +1,6 @@
 //! Beam search as Transformers does it (`GenerationMixin._beam_search`), for one text: the most probable continuations
 //! so far run side by side; a finished one is ranked by its log-probability over its length to the power of a penalty.
-use super::generate::not_finite;
-use super::sample::{has_largest, penalise};
+use super::sample::{has_largest, not_finite, penalise};
 use tunesmith_base::error::Result;
 use tunesmith_model::{Logits, TextCache};
 

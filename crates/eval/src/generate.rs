@@ -3,11 +3,11 @@
 //! the texts wait, and their prompts are computed again later.
 use super::beam::{Rules, Search};
 use super::prompt_lookup::PromptLookup;
-use super::sample::{distribution, draw, has_largest, penalise};
+use super::sample::{distribution, draw, has_largest, not_finite, overflow, penalise};
 use super::settings::{Settings, Strategy};
 use super::watcher::{Answer, End, Go, Watcher};
 use std::collections::VecDeque;
-use tunesmith_base::error::{Error, Kind, Result};
+use tunesmith_base::error::{Kind, Result};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_model::{Drafted, Logits, Model, TextCache};
 
@@ -221,18 +221,6 @@ impl Chooser<'_> {
         };
         chosen.ok_or_else(|| if logits_are_finite { overflow(tokens.len()) } else { not_finite(tokens.len()) })
     }
-}
-
-/// The model gives no token: its logits are NaN or infinite.
-pub(super) fn not_finite(place: usize) -> Error {
-    Error::numeric(format!("the model's logits for token {} of an answer are not finite", place + 1))
-        .hint("the weights hold NaN or values too large for this precision; `tunesmith eval` with model.dtype=float32 tells which")
-}
-
-/// The settings of sampling made finite logits NaN or infinite.
-fn overflow(place: usize) -> Error {
-    Error::numeric(format!("the scores of token {} of an answer are not finite after sampling's settings", place + 1))
-        .hint("gen.temperature or gen.repetition_penalty is too small; common values are 0.1 to 2 and 1 to 1.3")
 }
 
 /// The index of the largest value; the first one if several are equal.

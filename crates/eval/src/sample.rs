@@ -1,5 +1,6 @@
 //! Chooses the next token from logits: repetition penalty and sampling. The steps have the order and meaning of Transformers'
 //! logits processors: penalty, temperature, top-k, top-p, min-p.
+use tunesmith_base::error::Error;
 use tunesmith_ops::dropout::key;
 
 /// How the next token is drawn from the logits.
@@ -73,6 +74,18 @@ pub fn distribution(logits: &[f32], how: &Sampling) -> Option<Vec<(u32, f64)>> {
     }
     let probabilities = softmax(&kept);
     Some(kept.into_iter().map(|(id, _)| id).zip(probabilities).collect())
+}
+
+/// The model gives no token: its logits are NaN or infinite.
+pub fn not_finite(place: usize) -> Error {
+    Error::numeric(format!("the model's logits for token {} of an answer are not finite", place + 1))
+        .hint("the weights hold NaN or values too large for this precision; `tunesmith eval` with model.dtype=float32 tells which")
+}
+
+/// The settings of sampling made finite logits NaN or infinite.
+pub fn overflow(place: usize) -> Error {
+    Error::numeric(format!("the scores of token {} of an answer are not finite after sampling's settings", place + 1))
+        .hint("gen.temperature or gen.repetition_penalty is too small; common values are 0.1 to 2 and 1 to 1.3")
 }
 
 fn softmax(kept: &[(u32, f32)]) -> Vec<f64> {

@@ -130,7 +130,9 @@ impl Stack {
 
 /// Rounds each value to the nearest that bfloat16 has.
 pub fn round_to_bf16(values: &mut [f32]) {
-    values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+    for value in values {
+        *value = bf16::from_f32(*value).to_f32();
+    }
 }
 
 impl Coded {

@@ -195,6 +195,8 @@ fn weights_that_are_not_finite_are_refused_wherever_they_are_read() {
     };
     let file = "adapter_model.safetensors";
     let tensor = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight";
+    // With its manifest, the file would be refused because it was changed.
+    std::fs::remove_file(fixture.path("out/adapter/manifest.json")).unwrap();
     poison(&fixture.path("out/adapter").join(file), tensor, f32::NAN);
     let (model, adapter, target) = (path("model"), path("out/adapter"), path("target"));
     let parts = ["--base", &*model, "--adapter", &*adapter, "--output", &*target];
