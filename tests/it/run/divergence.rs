@@ -196,7 +196,9 @@ fn weights_that_are_not_finite_are_refused_wherever_they_are_read() {
     let file = "adapter_model.safetensors";
     let tensor = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight";
     // With its manifest, the file would be refused because it was changed.
-    std::fs::remove_file(fixture.path("out/adapter/manifest.json")).unwrap();
+    let manifest = fixture.path("out/adapter/manifest.json");
+    let listed = std::fs::read(&manifest).unwrap();
+    std::fs::remove_file(&manifest).unwrap();
     poison(&fixture.path("out/adapter").join(file), tensor, f32::NAN);
     let (model, adapter, target) = (path("model"), path("out/adapter"), path("target"));
     let parts = ["--base", &*model, "--adapter", &*adapter, "--output", &*target];
@@ -214,6 +216,7 @@ fn weights_that_are_not_finite_are_refused_wherever_they_are_read() {
         refused(&ask(args), 5, file, tensor);
         assert!(!fixture.path("target").join("model.safetensors").exists(), "{args:?}");
     }
+    std::fs::write(&manifest, listed).unwrap();
     let (file, tensor) = ("model.safetensors", "model.layers.0.mlp.up_proj.weight");
     poison(&fixture.path("model").join(file), tensor, f32::NEG_INFINITY);
     for args in [
