@@ -248,12 +248,14 @@ pub trait Simd: Copy + 'static {
             let place = |lane| (16 * turn + lane) * step;
             // SAFETY: the caller has the features of `Self`; rows and `x` hold 16 numbers.
             unsafe {
-                let rows: [Self::V; 16] = std::array::from_fn(|lane| {
+                // A loop: what a closure loads may go through memory, since closures do not have the features of `Self`.
+                let mut rows = [Self::splat(0.0); 16];
+                for (lane, row) in rows.iter_mut().enumerate() {
                     if !fetch.is_null() {
                         prefetch(fetch.wrapping_add(place(lane)).cast());
                     }
-                    T::load::<Self>(from.add(place(lane)))
-                });
+                    *row = T::load::<Self>(from.add(place(lane)));
+                }
                 for (k, column) in Self::turn(&rows).into_iter().enumerate() {
                     *sum = Self::fma(column, Self::splat(*x.add(k)), *sum);
                 }

@@ -238,7 +238,11 @@ impl Simd for Avx2 {
             for k in [0, 8] {
                 // SAFETY: the caller has AVX2 and FMA; rows and `x` hold 8 numbers from `k` on.
                 unsafe {
-                    let rows: [__m256; 8] = std::array::from_fn(|row| T::load_eight(first.add(row * step + k)));
+                    // A loop, as in the trait's own: closures do not have the features.
+                    let mut rows = [_mm256_setzero_ps(); 8];
+                    for (row, lanes) in rows.iter_mut().enumerate() {
+                        *lanes = T::load_eight(first.add(row * step + k));
+                    }
                     for (at, column) in turn::eight(rows).into_iter().enumerate() {
                         sum = _mm256_fmadd_ps(column, _mm256_broadcast_ss(&*x.add(k + at)), sum);
                     }
@@ -271,6 +275,29 @@ impl Simd for Avx512 {
     type Few = Self;
     const ROWS: usize = 12;
     const PANELS: usize = 2;
+    /// In halves, as AVX2 does: sixteen rows of a register each took 1.7 times as long on a Zen 4.
+    #[inline(always)]
+    unsafe fn add_rows<T: Number, const TURNS: usize>(
+        from: *const T,
+        step: usize,
+        fetch: *const T,
+        x: *const f32,
+        sums: &mut [__m512; TURNS],
+    ) {
+        // SAFETY: AVX-512F includes AVX2 and FMA; rows and `x` are as the caller says.
+        unsafe {
+            let mut halves = [Avx2::splat(0.0); TURNS];
+            for (Pair(low, high), sum) in halves.iter_mut().zip(&*sums) {
+                *low = _mm512_castps512_ps256(*sum);
+                *high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(*sum)));
+            }
+            Avx2::add_rows::<T, TURNS>(from, step, fetch, x, &mut halves);
+            for (Pair(low, high), sum) in halves.into_iter().zip(sums) {
+                let low = _mm512_castps_pd(_mm512_castps256_ps512(low));
+                *sum = _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_castps_pd(high)));
+            }
+        }
+    }
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m512 {
         // SAFETY: registers only; the caller has AVX-512F.
