@@ -53,15 +53,20 @@ def run_torch(args):
     print(json.dumps({"runs": runs}))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a Hugging Face config.json")
+def add_arguments(parser):
+    """What is generated, how often, and by which program."""
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer, after the first")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="answers side by side")
     parser.add_argument("--repeats", type=int, default=2, help="how often both sides run")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "tunesmith"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a Hugging Face config.json")
+    add_arguments(parser)
     parser.add_argument("--torch-child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.torch_child:

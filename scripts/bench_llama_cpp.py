@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 
-from bench_torch import ROOT, SHAPES, child, model_config
+from bench_decode import add_arguments
+from bench_torch import SHAPES, child, model_config
 
 # llama.cpp's types, and the arguments of `tunesmith bench` for the same width.
 TYPES = {
@@ -141,12 +142,7 @@ def main():
     parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a Hugging Face config.json")
     parser.add_argument("--types", nargs="+", default=list(TYPES), choices=list(TYPES), help="llama.cpp's types of weights")
     parser.add_argument("--head", choices=["f32", "same"], default="f32", help="the head's type in llama.cpp, with quantized types")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer, after the first")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="answers side by side")
-    parser.add_argument("--repeats", type=int, default=2, help="how often both sides run")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "tunesmith"))
+    add_arguments(parser)
     parser.add_argument("--gguf", help=argparse.SUPPRESS)  # the child's file
     args = parser.parse_args()
     if args.gguf:

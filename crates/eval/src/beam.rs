@@ -94,7 +94,7 @@ impl Search {
             let mut scores = log_softmax(logits.row(first + index));
             penalise(&mut scores, prompt.iter().chain(&beam.tokens).copied(), rules.penalty);
             if !has_largest(&scores) {
-                return Err(not_finite(length - 1));
+                return Err(not_finite(&logits.row(first + index), length - 1));
             }
             let of_beam = (0..).zip(scores).map(|(id, score): (u32, f32)| (score + beam.score, index, id));
             candidates.extend(largest(of_beam.collect(), keep));

@@ -3,7 +3,7 @@
 //! the texts wait, and their prompts are computed again later.
 use super::beam::{Rules, Search};
 use super::prompt_lookup::PromptLookup;
-use super::sample::{distribution, draw, has_largest, not_finite, overflow, penalise};
+use super::sample::{distribution, draw, has_largest, not_finite, penalise};
 use super::settings::{Settings, Strategy};
 use super::watcher::{Answer, End, Go, Watcher};
 use std::collections::VecDeque;
@@ -209,17 +209,16 @@ impl Chooser<'_> {
             if self.best.is_empty() {
                 self.best = self.logits.best();
             }
-            return self.best[row].ok_or_else(|| not_finite(tokens.len()));
+            return self.best[row].ok_or_else(|| not_finite(&self.logits.row(row), tokens.len()));
         }
         let mut scores = self.logits.row(row);
-        let logits_are_finite = has_largest(&scores);
         penalise(&mut scores, prompt.iter().chain(tokens).copied(), settings.repetition_penalty as f32);
         let chosen = match &settings.strategy {
             Strategy::Sample(how) => distribution(&scores, how)
                 .map(|kept| draw(&kept, how, settings.first_text + text as u64, tokens.len() as u64)),
             Strategy::Greedy | Strategy::Beams(_) => has_largest(&scores).then(|| most_probable(&scores)),
         };
-        chosen.ok_or_else(|| if logits_are_finite { overflow(tokens.len()) } else { not_finite(tokens.len()) })
+        chosen.ok_or_else(|| not_finite(&self.logits.row(row), tokens.len()))
     }
 }
 

@@ -76,16 +76,16 @@ pub fn distribution(logits: &[f32], how: &Sampling) -> Option<Vec<(u32, f64)>> {
     Some(kept.into_iter().map(|(id, _)| id).zip(probabilities).collect())
 }
 
-/// The model gives no token: its logits are NaN or infinite.
-pub fn not_finite(place: usize) -> Error {
-    Error::numeric(format!("the model's logits for token {} of an answer are not finite", place + 1))
-        .hint("the weights hold NaN or values too large for this precision; `tunesmith eval` with model.dtype=float32 tells which")
-}
-
-/// The settings of sampling made finite logits NaN or infinite.
-pub fn overflow(place: usize) -> Error {
-    Error::numeric(format!("the scores of token {} of an answer are not finite after sampling's settings", place + 1))
-        .hint("gen.temperature or gen.repetition_penalty is too small; common values are 0.1 to 2 and 1 to 1.3")
+/// Why an answer's token at `place` cannot be chosen: its `logits` are NaN or infinite, or the settings of sampling make them so.
+pub fn not_finite(logits: &[f32], place: usize) -> Error {
+    let token = place + 1;
+    if has_largest(logits) {
+        let message = format!("the scores of token {token} of an answer are not finite after sampling's settings");
+        return Error::numeric(message)
+            .hint("raise gen.temperature or gen.repetition_penalty; common values are 0.1 to 2 and 1 to 1.3");
+    }
+    Error::numeric(format!("the model's logits for token {token} of an answer are not finite"))
+        .hint("the weights are too large for float32, as after a training that diverged: use an earlier checkpoint")
 }
 
 fn softmax(kept: &[(u32, f32)]) -> Vec<f64> {
