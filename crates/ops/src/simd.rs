@@ -126,6 +126,19 @@ pub fn prefetch(place: *const f32) {
     let _ = place;
 }
 
+/// As [`prefetch`], into the second cache: for what is read much later.
+#[inline(always)]
+pub fn prefetch_far(place: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as there.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
 /// A number as a matrix holds it.
 pub trait Number: Copy {
     /// Sixteen of them, widened.
@@ -191,8 +204,6 @@ impl Number for u16 {
 pub trait Simd: Copy + 'static {
     /// 16 floats in registers.
     type V: Copy;
-    /// The first eight lanes, where they take half the time of all.
-    type Few: TileLanes;
     /// Rows of the largest GEMM tile.
     const ROWS: usize;
     /// Panels of the largest GEMM tile.
@@ -209,6 +220,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_i8(from: *const u8) -> Self::V;
     /// `table[code]` for 16 codes of 4 bits in 8 bytes, two a byte, the first in the high half.
     unsafe fn lookup(table: Self::V, codes: *const u8) -> Self::V;
+    /// `table[code]` for the codes of 4 bits in the high halves of 16 bytes, and for those in their low halves.
+    unsafe fn lookup_pairs(table: Self::V, bytes: *const u8) -> [Self::V; 2];
     /// Writes 16 bfloat16 numbers, rounded to the nearest, ties to even; NaN stays NaN.
     unsafe fn store_bf16(to: *mut u16, value: Self::V);
     /// `a * b + c`.
@@ -233,33 +246,20 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2i(n: Self::V) -> Self::V;
     /// The columns of 16 rows.
     unsafe fn turn(rows: &[Self::V; 16]) -> [Self::V; 16];
-    /// `sums[turn][lane] += sum_k row[k] x[k]` over 16 numbers of each of `16 TURNS` rows, k rising: row `lane` of turn
-    /// `turn` begins at `from + (16 turn + lane) step`, and `x` holds 16 floats. The same rows at `fetch` are fetched into
-    /// the caches, unless it is null; they need not be there.
+    /// The columns of 16 rows of 8 numbers, widened; a row begins `step` numbers after the one before it.
     #[inline(always)]
-    unsafe fn add_rows<T: Number, const TURNS: usize>(
-        from: *const T,
-        step: usize,
-        fetch: *const T,
-        x: *const f32,
-        sums: &mut [Self::V; TURNS],
-    ) {
-        for (turn, sum) in sums.iter_mut().enumerate() {
-            let place = |lane| (16 * turn + lane) * step;
-            // SAFETY: the caller has the features of `Self`; rows and `x` hold 16 numbers.
-            unsafe {
-                // A loop: what a closure loads may go through memory, since closures do not have the features of `Self`.
-                let mut rows = [Self::splat(0.0); 16];
-                for (lane, row) in rows.iter_mut().enumerate() {
-                    if !fetch.is_null() {
-                        prefetch(fetch.wrapping_add(place(lane)).cast());
-                    }
-                    *row = T::load::<Self>(from.add(place(lane)));
+    unsafe fn turn_eight<T: Number>(from: *const T, step: usize) -> [Self::V; 8] {
+        // SAFETY: the caller has the features of `Self`; the rows hold 8 numbers each.
+        unsafe {
+            let mut columns = [Self::splat(0.0); 8];
+            for (index, column) in columns.iter_mut().enumerate() {
+                let mut lanes = [0.0f32; 16];
+                for (row, lane) in lanes.iter_mut().enumerate() {
+                    *lane = (*from.add(row * step + index)).wide();
                 }
-                for (k, column) in Self::turn(&rows).into_iter().enumerate() {
-                    *sum = Self::fma(column, Self::splat(*x.add(k)), *sum);
-                }
+                *column = Self::load(lanes.as_ptr());
             }
+            columns
         }
     }
 
@@ -334,7 +334,6 @@ macro_rules! lanes {
 
 impl Simd for Portable {
     type V = [f32; 16];
-    type Few = Self;
     const ROWS: usize = 4;
     const PANELS: usize = 1;
     #[inline(always)]
@@ -368,6 +367,12 @@ impl Simd for Portable {
         // SAFETY: `codes` holds 8 bytes.
         let pairs = unsafe { codes.cast::<[u8; 8]>().read_unaligned() };
         lanes!(i => table[usize::from(if i % 2 == 0 { pairs[i / 2] >> 4 } else { pairs[i / 2] & 15 })])
+    }
+    #[inline(always)]
+    unsafe fn lookup_pairs(table: Self::V, bytes: *const u8) -> [Self::V; 2] {
+        // SAFETY: `bytes` holds 16 bytes.
+        let pairs = unsafe { bytes.cast::<[u8; 16]>().read_unaligned() };
+        [lanes!(i => table[usize::from(pairs[i] >> 4)]), lanes!(i => table[usize::from(pairs[i] & 15)])]
     }
     #[inline(always)]
     unsafe fn store_bf16(to: *mut u16, value: Self::V) {
@@ -429,6 +434,7 @@ impl Simd for Portable {
 pub(crate) use pairs::{PairLanes, PortablePairs, dispatch_pairs};
 pub use pairs::{PairLevel, pair_level};
 pub use tile_lanes::TileLanes;
+pub(crate) use turn::{Bytes as TurnedBytes, bytes as turn_bytes};
 
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;

@@ -58,6 +58,31 @@ fn products_in_pairs_have_the_same_bits_with_any_number_of_threads() {
 }
 
 #[test]
+fn few_tokens_in_pairs_have_the_bits_that_they_have_among_many() {
+    each_pair_level(|pool| {
+        for (depth, rows) in [(1, 1), (3, 7), (33, 17), (16, 32), (700, 37), (576, 86), (64, 48)] {
+            let forms = super::tests::Forms::new(rows, depth);
+            let (x, z, b) = (numbers(1, 17 * depth), numbers(3, 17 * 5), numbers(4, rows * 5));
+            for (kind, store) in forms.stores() {
+                let run = |tokens: usize| {
+                    let xa = Activation::from_rows(pool, &x[..tokens * depth], depth);
+                    let za = Activation::from_rows(pool, &z[..tokens * 5], 5);
+                    let mut out = pool.act(tokens, rows);
+                    let second = Term { matrix: Matrix::rows(&b[..], 5), x: &za };
+                    matmul(&mut out, Init::Zero, &[Term { matrix: Matrix::rows(store, depth), x: &xa }, second]);
+                    out.to_rows().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let many = run(17);
+                for tokens in [1, 2, 3, 4, 5, 8, 9, 16] {
+                    let few = run(tokens);
+                    assert!(few == many[..few.len()], "{kind} [{depth}, {rows}], {tokens} tokens");
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn matmul_in_pairs_equals_the_plain_sum_of_rounded_operands() {
     each_pair_level(|pool| {
         // More than one block of the sum, more than one task of rows and of panels, odd sizes, a rank of 16.
@@ -169,18 +194,4 @@ fn the_instruction_gives_what_plain_arrays_do() {
     });
     let results = results.into_inner().unwrap();
     assert!(results.iter().all(|result| *result == results[0]));
-}
-
-#[test]
-fn one_token_is_multiplied_in_float32() {
-    each_pair_level(|pool| {
-        let (x, w) = (numbers(1, 40), Array::of(Device::Cpu, &numbers(2, 40 * 7)));
-        let run = |pool: &std::sync::Arc<Pool>| {
-            let x = Activation::from_rows(pool, &x, 40);
-            let mut out = pool.act(1, 7);
-            matmul(&mut out, Init::Zero, &[Term { matrix: Matrix::rows(w.view(), 40), x: &x }]);
-            out.to_rows()
-        };
-        assert!(run(pool) == run(&Pool::new()));
-    });
 }

@@ -1,6 +1,7 @@
 //! Both products against their plain sums.
 use super::*;
 use crate::activation::{Activation, Pool};
+use crate::quant::Quantized;
 use crate::testing::{each_engine, each_level, near, numbers};
 use half::bf16;
 
@@ -215,25 +216,58 @@ fn a_matrix_is_widened_in_slabs_of_any_size() {
     });
 }
 
+/// Matrices of so many rows and columns in each form that products with few tokens read in a way of its own, and in one they do not.
+pub(super) struct Forms {
+    pub(super) wide: Vec<f32>,
+    pub(super) narrow: Vec<bf16>,
+    pub(super) coded: Vec<(&'static str, Quantized)>,
+}
+
+impl Forms {
+    pub(super) fn new(rows: usize, depth: usize) -> Self {
+        use crate::quant::{Format, Four, encode};
+        let wide = numbers(2, rows * depth);
+        let narrow = wide.iter().copied().map(bf16::from_f32).collect();
+        let mut coded = Vec::new();
+        for (name, format, double) in [
+            ("nf4", Format::Nf4, false),
+            ("nested nf4", Format::Nf4, true),
+            ("int8", Format::Int8, false),
+            ("fp8", Format::Fp8, false),
+        ] {
+            coded.push((name, encode::quantize(&wide, depth, format, double).unwrap()));
+        }
+        if depth.is_multiple_of(32) {
+            let bytes = |count: usize, of: usize| (0..count).map(|at| (at * 37 % of) as u8).collect::<Vec<_>>();
+            let codes = || bytes(rows * depth / 2, 256);
+            let scales = bytes(rows * depth / 32, 5).into_iter().map(|scale| 124 + scale).collect();
+            coded.push(("mxfp4", Quantized::Four(Four::mxfp4(codes(), scales).unwrap())));
+            let scales = bytes(rows * depth / 16, 64);
+            coded.push(("nvfp4", Quantized::Four(Four::nvfp4(codes(), scales, |scale| scale * 0.25).unwrap())));
+        }
+        Self { wide, narrow, coded }
+    }
+
+    pub(super) fn stores(&self) -> Vec<(&'static str, Store<'_>)> {
+        let mut stores = vec![("f32", Store::F32((&self.wide).into())), ("bf16", Store::Bf16((&self.narrow).into()))];
+        stores.extend(self.coded.iter().map(|(name, matrix)| (*name, Store::Quantized(matrix))));
+        stores
+    }
+}
+
 #[test]
-fn one_token_alone_has_the_bits_that_it_has_in_company() {
-    use crate::quant::{Format, encode};
+fn few_tokens_have_the_bits_that_they_have_among_many() {
     each_level(|level| {
-        for (depth, rows) in [(1, 1), (3, 7), (8, 16), (33, 17), (16, 32), (600, 100), (1100, 33), (576, 257)] {
-            let pool = Pool::new();
-            let (values, b, bias) = (numbers(2, rows * depth), numbers(4, rows * 5), numbers(5, rows));
-            let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
-            let quantized = encode::quantize(&values, depth, Format::Nf4, true).unwrap();
-            let (x, z, rest) = (numbers(1, 3 * depth), numbers(3, 3 * 5), numbers(6, 3 * rows));
+        // Fewer rows than lanes, and more by one or many; whole chunks of columns, less than one, and odd ones; more than one stretch.
+        for (depth, rows) in [(1, 1), (3, 7), (33, 17), (16, 32), (600, 37), (1100, 33), (576, 86), (64, 48)] {
+            let (pool, forms) = (Pool::new(), Forms::new(rows, depth));
+            let (b, bias) = (numbers(4, rows * 5), numbers(5, rows));
+            let (x, z, rest) = (numbers(1, 17 * depth), numbers(3, 17 * 5), numbers(6, 17 * rows));
             let act = |tokens: usize, values: &[f32], width: usize| {
                 Activation::from_rows(&pool, &values[..tokens * width], width)
             };
-            for (kind, store) in [
-                ("f32", Store::F32((&values).into())),
-                ("bf16", Store::Bf16((&narrow).into())),
-                ("nf4", Store::Quantized(&quantized)),
-            ] {
-                for case in 0..4 {
+            for (index, (kind, store)) in forms.stores().into_iter().enumerate() {
+                for case in if index < 2 { 0..4 } else { index % 4..index % 4 + 1 } {
                     let run = |tokens: usize| {
                         let (xa, za, added) = (act(tokens, &x, depth), act(tokens, &z, 5), act(tokens, &rest, rows));
                         let init = [Init::Zero, Init::Bias((&bias).into()), Init::Add(&added), Init::Out][case];
@@ -245,11 +279,34 @@ fn one_token_alone_has_the_bits_that_it_has_in_company() {
                             &[Term { matrix, x: &xa }, Term { matrix: Matrix::rows(&b[..], 5), x: &za }],
                         );
                         assert!(out.data().iter().all(|value| value.is_finite()));
-                        out.to_rows().into_iter().take(rows).map(f32::to_bits).collect::<Vec<_>>()
+                        out.to_rows().into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
-                    assert!(run(1) == run(3), "{level:?} {kind} case {case} [{depth}, {rows}]");
+                    let many = run(17);
+                    for tokens in [1, 2, 3, 4, 5, 8, 9, 16] {
+                        let few = run(tokens);
+                        assert!(few == many[..few.len()], "{level:?} {kind} case {case} [{depth}, {rows}], {tokens}");
+                    }
                 }
             }
+        }
+    });
+}
+
+#[test]
+fn few_tokens_take_a_part_of_wider_rows() {
+    each_level(|level| {
+        let (pool, wide, depth, rows) = (Pool::new(), 200, 70, 40);
+        let values = numbers(2, rows * wide);
+        let cut: Vec<f32> = values.chunks(wide).flat_map(|row| &row[64..64 + depth]).copied().collect();
+        for tokens in [1, 3, 7, 16] {
+            let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let run = |matrix| {
+                let mut out = pool.act(tokens, rows);
+                matmul(&mut out, Init::Zero, &[Term { matrix, x: &x }]);
+                out.to_rows()
+            };
+            let part = Store::F32((&values[64..]).into());
+            assert!(run(Matrix::rows(part, wide)) == run(Matrix::rows(&cut[..], depth)), "{level:?} {tokens}");
         }
     });
 }
@@ -259,7 +316,7 @@ fn products_of_a_group_have_the_bits_that_each_has_alone() {
     use crate::quant::{Format, encode};
     each_level(|level| {
         let pool = Pool::new();
-        // Tokens, depth and rows of each: those of one token alone take the vector form.
+        // Tokens, depth and rows of each: those of few tokens have rows in the lanes.
         for shapes in [
             vec![[1, 33, 17], [1, 600, 100], [1, 33, 5]],
             vec![[5, 3, 7], [40, 600, 29], [1, 33, 257], [33, 1100, 101], [300, 16, 130]],

@@ -174,6 +174,16 @@ impl Four {
         &self.table
     }
 
+    /// The scales of sixteen blocks, `step` apart, from `first` on.
+    ///
+    /// # Safety
+    /// There are as many.
+    #[inline(always)]
+    pub(crate) unsafe fn scales_of(&self, first: usize, step: usize, to: &mut [f32; 16]) {
+        // SAFETY: as the caller says.
+        unsafe { self.scales.look().every(first, step, to) }
+    }
+
     /// The scale of each block.
     pub const fn scales(&self) -> &Scales {
         &self.scales

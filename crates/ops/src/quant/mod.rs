@@ -81,6 +81,9 @@ pub const NV_BLOCK: usize = 16;
 /// The largest exponent of a scale in MXFP4 with which every code is finite.
 const MX_LARGEST: u8 = 252;
 
+/// 1 / 127 as bitsandbytes writes it.
+pub(crate) const EIGHTH: f32 = 7.874_016e-3;
+
 impl Format {
     /// The word of configurations and of `quant_type`.
     pub const fn name(self) -> &'static str {
@@ -213,6 +216,34 @@ enum Look<'a> {
 }
 
 impl Look<'_> {
+    /// The scales of sixteen blocks, `step` apart, from `first` on.
+    ///
+    /// # Safety
+    /// There are as many.
+    #[inline(always)]
+    unsafe fn every(self, first: usize, step: usize, to: &mut [f32; 16]) {
+        // SAFETY: the caller answers for the blocks. A nested scale has a code, and a factor for each `size` of them.
+        unsafe {
+            match self {
+                Look::Plain(scales) => {
+                    for (index, scale) in to.iter_mut().enumerate() {
+                        *scale = *scales.get_unchecked(first + index * step);
+                    }
+                }
+                Look::Nested(codes, map, absmax, size, offset) => {
+                    // A division takes longer than all the rest.
+                    let shift = size.is_power_of_two().then(|| size.trailing_zeros());
+                    for (index, scale) in to.iter_mut().enumerate() {
+                        let block = first + index * step;
+                        let factor = shift.map_or_else(|| block / size, |shift| block >> shift);
+                        let code = usize::from(*codes.get_unchecked(block));
+                        *scale = map[code] * *absmax.get_unchecked(factor) + offset;
+                    }
+                }
+            }
+        }
+    }
+
     #[inline(always)]
     fn at(self, block: usize) -> f32 {
         match self {

@@ -228,6 +228,11 @@ impl Tiled {
         &self.codes
     }
 
+    /// Where the codes are, and the bits of each; of a matrix on the CPU.
+    pub(crate) fn stored(&self) -> (*const u8, usize) {
+        (self.codes.as_ptr(), 8 / self.format.per_byte())
+    }
+
     /// The scales, row by row of tiles; of a matrix on the CPU.
     pub fn scales(&self) -> &[f32] {
         &self.scales

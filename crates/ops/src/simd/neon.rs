@@ -32,9 +32,35 @@ fn four(rows: [float32x4_t; 4]) -> [float32x4_t; 4] {
     }
 }
 
+/// `table[code]` for sixteen codes below 16.
+#[inline(always)]
+fn chosen(table: Quarters, codes: uint8x16_t) -> Quarters {
+    /// For each quarter, which code each of its bytes belongs to.
+    const OF: [[u8; 16]; 4] = {
+        let mut of = [[0; 16]; 4];
+        let mut at = 0;
+        while at < 64 {
+            of[at / 16][at % 16] = (at / 4) as u8;
+            at += 1;
+        }
+        of
+    };
+    const BYTE: [u8; 16] = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3];
+    // SAFETY: the arrays hold 16 bytes.
+    unsafe {
+        let bytes = table.map(|lanes| vreinterpretq_u8_f32(lanes));
+        let table = uint8x16x4_t(bytes[0], bytes[1], bytes[2], bytes[3]);
+        std::array::from_fn(|quarter| {
+            // The four bytes of number `code` are at `4 code` and behind it.
+            let code = vqtbl1q_u8(codes, vld1q_u8(OF[quarter].as_ptr()));
+            let place = vaddq_u8(vshlq_n_u8::<2>(code), vld1q_u8(BYTE.as_ptr()));
+            vreinterpretq_f32_u8(vqtbl4q_u8(table, place))
+        })
+    }
+}
+
 impl Simd for Neon {
     type V = Quarters;
-    type Few = Self;
     // 24 sums, a panel of four registers and one for a row's number, of 32 registers.
     const ROWS: usize = 6;
     const PANELS: usize = 1;
@@ -74,30 +100,19 @@ impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn lookup(table: Quarters, codes: *const u8) -> Quarters {
-        /// For each quarter, which code each of its bytes belongs to.
-        const OF: [[u8; 16]; 4] = {
-            let mut of = [[0; 16]; 4];
-            let mut at = 0;
-            while at < 64 {
-                of[at / 16][at % 16] = (at / 4) as u8;
-                at += 1;
-            }
-            of
-        };
-        const BYTE: [u8; 16] = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3];
-        // SAFETY: `codes` holds 8 bytes, at any alignment; the arrays hold 16.
+        // SAFETY: `codes` holds 8 bytes, at any alignment.
         unsafe {
             let pairs = vld1_u8(codes);
             let (first, second) = (vshr_n_u8::<4>(pairs), vand_u8(pairs, vdup_n_u8(15)));
-            let codes = vcombine_u8(vzip1_u8(first, second), vzip2_u8(first, second));
-            let bytes = table.map(|lanes| vreinterpretq_u8_f32(lanes));
-            let table = uint8x16x4_t(bytes[0], bytes[1], bytes[2], bytes[3]);
-            std::array::from_fn(|quarter| {
-                // The four bytes of number `code` are at `4 code` and behind it.
-                let code = vqtbl1q_u8(codes, vld1q_u8(OF[quarter].as_ptr()));
-                let place = vaddq_u8(vshlq_n_u8::<2>(code), vld1q_u8(BYTE.as_ptr()));
-                vreinterpretq_f32_u8(vqtbl4q_u8(table, place))
-            })
+            chosen(table, vcombine_u8(vzip1_u8(first, second), vzip2_u8(first, second)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup_pairs(table: Quarters, bytes: *const u8) -> [Quarters; 2] {
+        // SAFETY: `bytes` holds 16 bytes, at any alignment.
+        unsafe {
+            let pairs = vld1q_u8(bytes);
+            [chosen(table, vshrq_n_u8::<4>(pairs)), chosen(table, vandq_u8(pairs, vdupq_n_u8(15)))]
         }
     }
     #[inline(always)]

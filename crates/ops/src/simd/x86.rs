@@ -2,7 +2,7 @@
 //!
 //! An intrinsic is unsafe for two reasons. The processor must have the instruction, which the caller of a [`Simd`] method
 //! answers for; and where it takes a pointer, the memory must be there.
-use super::{Number, PairLanes, Simd, TileLanes, prefetch, turn};
+use super::{Number, PairLanes, Simd, TileLanes, turn};
 #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
 use std::arch::x86_64::*;
 
@@ -30,42 +30,8 @@ macro_rules! one {
     };
 }
 
-/// The first eight lanes of a panel, in one register: a panel with that many tokens or fewer needs half the work.
-#[derive(Debug, Clone, Copy)]
-pub struct FirstEight;
-
-impl TileLanes for FirstEight {
-    type Sum = __m256;
-    const TILE_ROWS: usize = 12;
-    const TILE_PANELS: usize = 1;
-    #[inline(always)]
-    unsafe fn broadcast(value: f32) -> __m256 {
-        // SAFETY: registers only; the caller has AVX2.
-        unsafe { _mm256_set1_ps(value) }
-    }
-    #[inline(always)]
-    unsafe fn read(from: *const f32) -> __m256 {
-        // SAFETY: the caller has AVX2, and `from` holds 8 floats, at any alignment.
-        unsafe { _mm256_loadu_ps(from) }
-    }
-    #[inline(always)]
-    unsafe fn write(to: *mut f32, value: __m256) {
-        // SAFETY: the caller has AVX2, and `to` has room for 16 floats, at any alignment.
-        unsafe {
-            _mm256_storeu_ps(to, value);
-            _mm256_storeu_ps(to.add(8), _mm256_setzero_ps());
-        }
-    }
-    #[inline(always)]
-    unsafe fn add_product(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: registers only; the caller has AVX2 and FMA.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-}
-
 impl Simd for Avx2 {
     type V = Pair;
-    type Few = FirstEight;
     const ROWS: usize = 6;
     const PANELS: usize = 1;
     #[inline(always)]
@@ -113,13 +79,21 @@ impl Simd for Avx2 {
                 // A byte in each 64 bits; its high half into the lower 32, its low half into the upper.
                 let wide = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(codes.cast::<i32>().read_unaligned()));
                 let index = _mm256_or_si256(_mm256_srli_epi64::<4>(wide), _mm256_slli_epi64::<32>(wide));
-                // A permutation sees three bits of an index; the fourth chooses between the table's halves.
-                let (low, high) = (_mm256_permutevar8x32_ps(table.0, index), _mm256_permutevar8x32_ps(table.1, index));
-                _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
+                chosen(table, index)
             }
         }
         // SAFETY: the caller has AVX2, and `codes` holds 8 bytes: 4 at each place.
         unsafe { Pair(half(table, codes), half(table, codes.add(4))) }
+    }
+    #[inline(always)]
+    unsafe fn lookup_pairs(table: Pair, bytes: *const u8) -> [Pair; 2] {
+        // SAFETY: the caller has AVX2, and `bytes` holds 16 bytes: 8 at each place.
+        unsafe {
+            let wide = |at: usize| _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.add(at).cast()));
+            let (low, high) = (wide(0), wide(8));
+            let first = Pair(chosen(table, _mm256_srli_epi32::<4>(low)), chosen(table, _mm256_srli_epi32::<4>(high)));
+            [first, Pair(chosen(table, low), chosen(table, high))]
+        }
     }
     #[inline(always)]
     unsafe fn store_bf16(to: *mut u16, value: Pair) {
@@ -214,42 +188,39 @@ impl Simd for Avx2 {
         // SAFETY: registers only; the caller has AVX2.
         unsafe { turn::avx2(&rows.map(|row| row.0), &rows.map(|row| row.1)).map(|[low, high]| Pair(low, high)) }
     }
-    /// Eight rows and columns at a time: what sixteen have does not fit into sixteen registers.
     #[inline(always)]
-    unsafe fn add_rows<T: Number, const TURNS: usize>(
-        from: *const T,
-        step: usize,
-        fetch: *const T,
-        x: *const f32,
-        sums: &mut [Pair; TURNS],
-    ) {
-        // A loop that stays one: two groups in one piece of code do not fit into the registers either.
-        for group in 0..std::hint::black_box(2 * TURNS) {
-            let (first, fetch_first) = (from.wrapping_add(8 * group * step), fetch.wrapping_add(8 * group * step));
-            if !fetch.is_null() {
-                for row in 0..8 {
-                    prefetch(fetch_first.wrapping_add(row * step).cast());
+    unsafe fn turn_eight<T: Number>(from: *const T, step: usize) -> [Pair; 8] {
+        // SAFETY: the caller has AVX2; the rows hold 8 numbers each.
+        unsafe {
+            // Loops, as closures do not have the features.
+            let mut halves = [[_mm256_setzero_ps(); 8]; 2];
+            for (half, columns) in halves.iter_mut().enumerate() {
+                let mut rows = *columns;
+                for (row, lanes) in rows.iter_mut().enumerate() {
+                    *lanes = T::load_eight(from.add((8 * half + row) * step));
                 }
+                *columns = turn::eight(rows);
             }
-            let Pair(low, high) = &mut sums[group / 2];
-            let lanes = if group % 2 == 0 { low } else { high };
-            // In a register of its own, as each sum waits for the one before it.
-            let mut sum = *lanes;
-            for k in [0, 8] {
-                // SAFETY: the caller has AVX2 and FMA; rows and `x` hold 8 numbers from `k` on.
-                unsafe {
-                    // A loop, as in the trait's own: closures do not have the features.
-                    let mut rows = [_mm256_setzero_ps(); 8];
-                    for (row, lanes) in rows.iter_mut().enumerate() {
-                        *lanes = T::load_eight(first.add(row * step + k));
-                    }
-                    for (at, column) in turn::eight(rows).into_iter().enumerate() {
-                        sum = _mm256_fmadd_ps(column, _mm256_broadcast_ss(&*x.add(k + at)), sum);
-                    }
-                }
+            let mut columns = [Self::splat(0.0); 8];
+            for (at, column) in columns.iter_mut().enumerate() {
+                *column = Pair(halves[0][at], halves[1][at]);
             }
-            *lanes = sum;
+            columns
         }
+    }
+}
+
+/// `table[index]` for eight indices, of which the lowest four bits count.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn chosen(table: Pair, index: __m256i) -> __m256 {
+    // SAFETY: registers only; the caller has AVX2.
+    unsafe {
+        // A permutation sees three bits of an index; the fourth chooses between the table's halves.
+        let (low, high) = (_mm256_permutevar8x32_ps(table.0, index), _mm256_permutevar8x32_ps(table.1, index));
+        _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
     }
 }
 
@@ -272,30 +243,20 @@ pub struct Avx512;
 
 impl Simd for Avx512 {
     type V = __m512;
-    type Few = Self;
     const ROWS: usize = 12;
     const PANELS: usize = 2;
-    /// In halves, as AVX2 does: sixteen rows of a register each took 1.7 times as long on a Zen 4.
     #[inline(always)]
-    unsafe fn add_rows<T: Number, const TURNS: usize>(
-        from: *const T,
-        step: usize,
-        fetch: *const T,
-        x: *const f32,
-        sums: &mut [__m512; TURNS],
-    ) {
-        // SAFETY: AVX-512F includes AVX2 and FMA; rows and `x` are as the caller says.
+    unsafe fn turn_eight<T: Number>(from: *const T, step: usize) -> [__m512; 8] {
+        // SAFETY: the caller has AVX-512F, which includes AVX2; the rows hold 8 numbers each.
         unsafe {
-            let mut halves = [Avx2::splat(0.0); TURNS];
-            for (Pair(low, high), sum) in halves.iter_mut().zip(&*sums) {
-                *low = _mm512_castps512_ps256(*sum);
-                *high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(*sum)));
+            let mut rows = [_mm512_setzero_ps(); 8];
+            for (index, lanes) in rows.iter_mut().enumerate() {
+                let from = from.add((index + index / 4 * 4) * step);
+                let low = _mm512_castps_pd(_mm512_castps256_ps512(T::load_eight(from)));
+                let high = _mm256_castps_pd(T::load_eight(from.add(4 * step)));
+                *lanes = _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, high));
             }
-            Avx2::add_rows::<T, TURNS>(from, step, fetch, x, &mut halves);
-            for (Pair(low, high), sum) in halves.into_iter().zip(sums) {
-                let low = _mm512_castps_pd(_mm512_castps256_ps512(low));
-                *sum = _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_castps_pd(high)));
-            }
+            turn::sixteen_by_eight(rows)
         }
     }
     #[inline(always)]
@@ -334,6 +295,15 @@ impl Simd for Avx512 {
             let wide = _mm512_cvtepu8_epi64(_mm_loadl_epi64(codes.cast()));
             let index = _mm512_or_si512(_mm512_srli_epi64::<4>(wide), _mm512_slli_epi64::<32>(wide));
             _mm512_permutexvar_ps(index, table)
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup_pairs(table: __m512, bytes: *const u8) -> [__m512; 2] {
+        // SAFETY: the caller has AVX-512F, and `bytes` holds the 16 bytes that are read, at any alignment.
+        unsafe {
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.cast()));
+            // A permutation sees four bits of an index.
+            [_mm512_permutexvar_ps(_mm512_srli_epi32::<4>(wide), table), _mm512_permutexvar_ps(wide, table)]
         }
     }
     #[inline(always)]

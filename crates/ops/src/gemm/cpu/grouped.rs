@@ -1,14 +1,14 @@
 //! Several products as one parallel job: one fork and join, tasks of all of them handed out together. Each product has the
 //! sums that it has alone.
 use super::product::{Job as Tiles, Order};
-use super::{matmul, pairs, vector};
+use super::{matmul, pairs, skinny};
 use crate::gemm::Product;
 use crate::par;
 use smallvec::SmallVec;
 
 enum Job<'a> {
-    /// With one token.
-    Vector(vector::Job<'a>),
+    /// With few tokens.
+    Skinny(skinny::Job<'a>),
     Tiles(Tiles<'a>),
 }
 
@@ -19,10 +19,10 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
     let jobs: SmallVec<[(Job<'_>, usize); 4]> = products
         .iter_mut()
         .map(|Product { out, init, terms }| {
-            let (job, own) = if vector::fits(out, terms) {
-                let job = vector::Job::new(out, *init, terms);
+            let (job, own) = if skinny::fits(out, terms) {
+                let job = skinny::Job::new(out, *init, terms);
                 let own = job.tasks();
-                (Job::Vector(job), own)
+                (Job::Skinny(job), own)
             } else {
                 let job = Tiles::new(out, *init, terms);
                 let own = job.tasks();
@@ -40,7 +40,7 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
         // each `out` for writing and no `out` twice.
         unsafe {
             match &jobs[at].0 {
-                Job::Vector(job) => job.run(task - begin),
+                Job::Skinny(job) => job.run(task - begin),
                 Job::Tiles(job) => {
                     let [rows, panels] = job.part(task - begin);
                     match job.order {

@@ -20,11 +20,7 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
     for stage in &job.stages {
         // SAFETY: `stage` is one of the job's; the rest is as the caller says.
         unsafe {
-            if job.few {
-                stage_block::<S, S::Few>(job, stage, [m0, m1], [p0, p1]);
-            } else {
-                stage_block::<S, S>(job, stage, [m0, m1], [p0, p1]);
-            }
+            stage_block::<S>(job, stage, [m0, m1], [p0, p1]);
         }
     }
 }
@@ -52,7 +48,7 @@ impl Block<'_, '_> {
     /// The features of `S`; the rows are some of `out` and of the strip where there is one; `buffer` has room for them and for
     /// [`LANES`] numbers more.
     #[inline(always)]
-    unsafe fn tile<S: Simd, T: TileLanes>(&self, [m, rows]: [usize; 2], buffer: *mut f32) -> Operands {
+    unsafe fn tile<S: Simd>(&self, [m, rows]: [usize; 2], buffer: *mut f32) -> Operands {
         let Self { term, columns, panels, .. } = *self;
         let (whole, depth) = (term.whole, columns[1]);
         let own = Operands { depth, ..whole };
@@ -60,7 +56,7 @@ impl Block<'_, '_> {
             return Operands { matrix: strip.tile(m - m0, depth), row: 1, col: rows, ..own };
         }
         let float = !whole.matrix.is_null();
-        let pays = rows == T::TILE_ROWS && panels >= PACK_PANELS && (rows < 12 || whole.depth >= PACK_DEPTH);
+        let pays = rows == S::TILE_ROWS && panels >= PACK_PANELS && (rows < 12 || whole.depth >= PACK_DEPTH);
         // SAFETY: the matrix reaches these rows and columns: `gemm::matmul_grouped` has asserted it.
         unsafe {
             if term.is_transposed() && (pays || !float) {
@@ -76,9 +72,9 @@ impl Block<'_, '_> {
     /// Multiplies a tile of the rows `m..m + rows` with the panels `p..p + panels`.
     ///
     /// # Safety
-    /// The features of `T`; the rows and panels are some of `out`, and no other task has them.
+    /// The features of `S`; the rows and panels are some of `out`, and no other task has them.
     #[inline(always)]
-    unsafe fn multiply<T: TileLanes>(&self, tile: Operands, [m, rows]: [usize; 2], [p, panels]: [usize; 2]) {
+    unsafe fn multiply<S: Simd>(&self, tile: Operands, [m, rows]: [usize; 2], [p, panels]: [usize; 2]) {
         let x = self.term.whole.x.wrapping_add(p * tile.stride + self.columns[0] * LANES);
         let tile = Operands { x, ..tile };
         let mut second = self.second;
@@ -88,14 +84,14 @@ impl Block<'_, '_> {
         }
         // SAFETY: `gemm::matmul_grouped` has asserted that matrices reach all rows and columns, and that activations have the panels
         // of `out`.
-        unsafe { with_tile!(rows, panels, matmul_tile::<T>(self.job, self.begins, &tile, second.as_ref(), m, p)) };
+        unsafe { with_tile!(rows, panels, matmul_tile::<S>(self.job, self.begins, &tile, second.as_ref(), m, p)) };
     }
 }
 
 /// # Safety
-/// As [`matmul_block`], for one stage of the job, in tiles of the lanes `T`, which are all that have a token.
+/// As [`matmul_block`], for one stage of the job.
 #[inline(always)]
-unsafe fn stage_block<'a, S: Simd, T: TileLanes>(
+unsafe fn stage_block<'a, S: Simd>(
     job: &Job<'a>,
     stage: &Stage<'a>,
     [m0, m1]: [usize; 2],
@@ -114,7 +110,7 @@ unsafe fn stage_block<'a, S: Simd, T: TileLanes>(
     let mut rows = SmallVec::<[[usize; 2]; 64]>::new();
     let mut m = m0;
     while m < m1 {
-        let count = tile_rows(m1 - m, T::TILE_ROWS);
+        let count = tile_rows(m1 - m, S::TILE_ROWS);
         rows.push([m, count]);
         m += count;
     }
@@ -123,7 +119,7 @@ unsafe fn stage_block<'a, S: Simd, T: TileLanes>(
         let part = depth.min(first.depth - k0);
         if strips {
             // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`; the matrix has these rows and columns.
-            unsafe { strip.fill::<S, T>(term, [m0, m1 - m0], [k0, part]) };
+            unsafe { strip.fill::<S, S>(term, [m0, m1 - m0], [k0, part]) };
         }
         let block = Block {
             job,
@@ -136,18 +132,18 @@ unsafe fn stage_block<'a, S: Simd, T: TileLanes>(
         };
         // By panel, the strip stays in L2 and is read once a panel, whose block stays in L1. Otherwise a tile stays in L1, and the
         // blocks of the panels are read from L2 once a tile.
-        let (tiles, steps) = (rows.len(), (p1 - p0).div_ceil(T::TILE_PANELS));
+        let (tiles, steps) = (rows.len(), (p1 - p0).div_ceil(S::TILE_PANELS));
         let mut tile = None;
         for turn in 0..tiles * steps {
             let (at, step) = if by_panel { (turn % tiles, turn / tiles) } else { (turn / steps, turn % steps) };
-            let p = p0 + step * T::TILE_PANELS;
+            let p = p0 + step * S::TILE_PANELS;
             // SAFETY: the rows end with `m1`, and the panels with `p1`.
             unsafe {
                 if by_panel || step == 0 {
-                    tile = Some(block.tile::<S, T>(rows[at], buffer));
+                    tile = Some(block.tile::<S>(rows[at], buffer));
                 }
                 if let Some(tile) = tile {
-                    block.multiply::<T>(tile, rows[at], [p, T::TILE_PANELS.min(p1 - p)]);
+                    block.multiply::<S>(tile, rows[at], [p, S::TILE_PANELS.min(p1 - p)]);
                 }
             }
         }

@@ -3,14 +3,15 @@
 use crate::activation::LANES;
 use crate::simd::TileLanes;
 
+mod columns;
 mod grouped;
 mod matmul;
 mod outer;
 pub(crate) mod pairs;
 mod product;
+mod skinny;
 mod strip;
 mod tiles;
-mod vector;
 mod widen;
 
 pub(super) use grouped::matmul_grouped;

@@ -287,7 +287,7 @@ unsafe fn pack_tile<P: PairLanes>(
             }
         }
     };
-    Operands { matrix: to, row, col, x: std::ptr::null(), stride: 0, depth: pairs, ahead: 0 }
+    Operands { matrix: to, row, col, x: std::ptr::null(), stride: 0, depth: pairs }
 }
 
 /// The panels `p0..p1` of a term's activation from feature `k0` on, rounded to `to`: `[panel][pair][16]`.

@@ -3,7 +3,7 @@ use super::{DEPTH, TASK_ROWS, tile};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::Quantized;
-use crate::simd::{self, Level, TileLanes, prefetch};
+use crate::simd::{self, Level, TileLanes};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
 
@@ -34,8 +34,6 @@ pub(super) struct Operands {
     /// From one panel to the next.
     pub(super) stride: usize,
     pub(super) depth: usize,
-    /// How far ahead of its reading the matrix is fetched; 0 leaves that to the processor.
-    pub(super) ahead: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -80,8 +78,6 @@ pub(super) struct Job<'a> {
     bias: *const f32,
     addend: *const f32,
     zero: bool,
-    /// Only the first eight lanes of the one panel have a token.
-    pub(super) few: bool,
     pub(super) order: Order,
     pub(super) stages: SmallVec<[Stage<'a>; 1]>,
     /// Rows of a task.
@@ -93,33 +89,6 @@ pub(super) struct Job<'a> {
 // SAFETY: the operands stay borrowed while tasks run; each reads them and writes a block of `out` that no other task
 // has.
 unsafe impl Sync for Job<'_> {}
-
-/// As [`tile`] with one panel and rows that lie end to end. Each line of the matrix is fetched `ahead` floats before it
-/// is read: with one panel a product is as fast as memory is read, and rows are too short for the processor to
-/// prefetch.
-///
-/// # Safety
-/// As [`tile`], with `part.depth` columns that lie 1 apart.
-#[inline(always)]
-unsafe fn stream<S: TileLanes, const ROWS: usize, const PANELS: usize>(
-    part: &Operands,
-    x: *const f32,
-    acc: &mut [[S::Sum; PANELS]; ROWS],
-) {
-    let mut k = 0;
-    while k < part.depth {
-        let depth = LANES.min(part.depth - k);
-        for row in 0..ROWS {
-            prefetch(part.matrix.wrapping_add(row * part.row + part.ahead + k));
-        }
-        // SAFETY: the columns `k..k + depth` are some of the `part.depth` that the caller promises.
-        unsafe {
-            let matrix = part.matrix.wrapping_add(k);
-            tile::<S, ROWS, PANELS>(depth, matrix, part.row, 1, x.wrapping_add(k * LANES), part.stride, acc);
-        }
-        k += depth;
-    }
-}
 
 /// One tile of `out` at row `m` and panel `p`: the products of `first`, then those of `second`, added to what the result
 /// starts with if `begins`, or else to what `out` holds.
@@ -159,18 +128,14 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
                 *sums = [S::broadcast(*job.bias.add(m + row)); PANELS];
             }
         }
-        if PANELS == 1 && first.ahead > 0 {
-            stream::<S, ROWS, PANELS>(first, first.x, &mut acc);
+        let Operands { matrix, row, col, x, stride, depth } = *first;
+        if row == 1 && col == ROWS {
+            // Packed: the compiler knows the strides.
+            tile::<S, ROWS, PANELS>(depth, matrix, 1, ROWS, x, stride, &mut acc);
         } else {
-            let Operands { matrix, row, col, x, stride, depth, .. } = *first;
-            if row == 1 && col == ROWS {
-                // Packed: the compiler knows the strides.
-                tile::<S, ROWS, PANELS>(depth, matrix, 1, ROWS, x, stride, &mut acc);
-            } else {
-                tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
-            }
+            tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
         }
-        if let Some(&Operands { matrix, row, col, x, stride, depth, .. }) = second {
+        if let Some(&Operands { matrix, row, col, x, stride, depth }) = second {
             tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
         }
         for (row, sums) in acc.iter().enumerate() {
@@ -216,7 +181,6 @@ impl<'a> Job<'a> {
             bias: std::ptr::null(),
             addend: std::ptr::null(),
             zero: false,
-            few: out.tokens() <= LANES / 2,
             order,
             stages: SmallVec::new(),
             row_step,
@@ -229,7 +193,7 @@ impl<'a> Job<'a> {
             Init::Add(other) => job.addend = other.ptr(),
         }
         for term in terms {
-            let term = RawTerm::new(term, panels);
+            let term = RawTerm::new(term);
             match job.stages.last_mut() {
                 // A low-rank term needs no blocks: the tile stays in registers for it.
                 Some(stage)
@@ -267,16 +231,14 @@ impl<'a> RawTerm<'a> {
         self.whole.row == 1 && self.whole.col != 1
     }
 
-    /// A term of a product with so many panels.
-    fn new(term: &Term<'a>, panels: usize) -> Self {
+    fn new(term: &Term<'a>) -> Self {
         let Matrix { data, row, col } = term.matrix;
         let (matrix, narrow, quantized) = match data {
             Store::F32(values) => (values.cpu_slice().as_ptr(), std::ptr::null(), None),
             Store::Bf16(values) => (std::ptr::null(), values.cpu_slice().as_ptr().cast(), None),
             Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
         };
-        let ahead = if panels == 1 && col == 1 && !matrix.is_null() { TILE_ROWS * row } else { 0 };
         let (x, stride, depth) = (term.x.ptr(), term.x.stride(), term.x.features());
-        Self { whole: Operands { matrix, row, col, x, stride, depth, ahead }, narrow, quantized, len: data.len() }
+        Self { whole: Operands { matrix, row, col, x, stride, depth }, narrow, quantized, len: data.len() }
     }
 }

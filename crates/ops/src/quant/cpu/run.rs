@@ -2,12 +2,9 @@
 //! number is the same to the bit at every SIMD level and wherever the range begins.
 use crate::activation::LANES;
 use crate::quant::tiles::{Tiled, Zeros};
-use crate::quant::{Eight, Format, Four, Quantized, fp8};
+use crate::quant::{EIGHTH, Eight, Format, Four, Quantized, fp8};
 use crate::simd::{Simd, dispatch};
 use tunesmith_cpu_slice::CpuSlice as _;
-
-/// 1 / 127 as bitsandbytes writes it.
-const EIGHTH: f32 = 7.874_016e-3;
 
 /// Writes `count` numbers from `at` on to `to`.
 ///

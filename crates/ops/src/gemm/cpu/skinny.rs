@@ -1,0 +1,411 @@
+//! The product with few tokens, as a step of generation has them. It is as fast as memory is read.
+//!
+//! [`matmul`](super::matmul) has tokens in the lanes, and with few of them most lanes would be empty. Here sixteen rows of the matrix fill
+//! the lanes ([`columns`](super::columns)), and a number of a token is broadcast. Each sum has the same multiply-adds in the same order, so
+//! it has the same bits: a text's answer does not depend on how many others are answered with it.
+use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, some};
+use crate::activation::{Activation, LANES};
+use crate::gemm::{Init, Matrix, Store, Term};
+use crate::quant::{Format, Quantized};
+use crate::simd::{Simd, dispatch};
+use smallvec::SmallVec;
+use tunesmith_cpu_slice::CpuSlice as _;
+
+/// The most tokens.
+const MOST: usize = LANES;
+/// Up to this many tokens, their features are first put side by side.
+const COMPACT: usize = 4;
+/// Rows of the largest block.
+const ROWS: usize = 2 * LANES;
+/// Blocks in the largest task.
+const TASK_BLOCKS: usize = 32;
+/// Columns that are kept until all tokens were multiplied with them.
+const CHUNK: usize = 64;
+/// Bytes of sixteen rows up to which all of the next ones are fetched while they are multiplied, in the order of memory.
+const WHOLE: usize = 256 << 10;
+/// Columns of sixteen longer rows that are fetched while as many before them are multiplied.
+const STRETCH: usize = LANES * 8;
+
+/// The operand whose numbers are broadcast.
+struct Tokens {
+    /// Where they are not the activation's own.
+    own: Vec<f32>,
+    from: *const f32,
+    /// Floats from one feature to the next.
+    apart: usize,
+}
+
+impl Tokens {
+    fn new(x: &Activation) -> Self {
+        let tokens = x.tokens();
+        if tokens > COMPACT {
+            return Self { own: Vec::new(), from: x.ptr(), apart: LANES };
+        }
+        let apart = if tokens == 1 { 1 } else { COMPACT };
+        let own: Vec<f32> = x.panel(0).chunks_exact(LANES).flat_map(|lanes| &lanes[..apart]).copied().collect();
+        Self { from: own.as_ptr(), own, apart }
+    }
+
+    /// The first number of the first token.
+    fn first(&self) -> *const f32 {
+        debug_assert!(self.own.is_empty() || std::ptr::eq(self.own.as_ptr(), self.from));
+        self.from
+    }
+}
+
+struct Part<'a> {
+    matrix: Matrix<'a>,
+    depth: usize,
+    x: Tokens,
+}
+
+/// A product, and how it is cut into tasks.
+pub(super) struct Job<'a> {
+    /// The first lane of the result's first feature.
+    out: *mut f32,
+    tokens: usize,
+    init: Init<'a>,
+    parts: SmallVec<[Part<'a>; 2]>,
+    rows: usize,
+    /// Rows of a task.
+    step: usize,
+}
+
+// SAFETY: the operands stay borrowed while tasks run; each reads them and writes rows of `out` that no other task has.
+unsafe impl Sync for Job<'_> {}
+
+/// Where a matrix's numbers are, and the bits of each. Scales lie apart, and are few.
+fn stored(matrix: &Matrix<'_>) -> (*const u8, usize) {
+    match matrix.data {
+        Store::F32(values) => (values.cpu_slice().as_ptr().cast(), 32),
+        Store::Bf16(values) => (values.cpu_slice().as_ptr().cast(), 16),
+        Store::Quantized(Quantized::Four(four)) => (four.codes().as_ptr(), 4),
+        Store::Quantized(Quantized::Eight(eight)) => (eight.codes().as_ptr(), 8),
+        Store::Quantized(Quantized::Tiled(tiled)) => tiled.stored(),
+    }
+}
+
+/// What to fetch while the columns from `column` on are multiplied, of a matrix whose numbers of `bits` bits are at `from`: a stretch for
+/// each eight columns. `own` is the first of the sixteen rows, `next` the row that comes after them.
+#[inline(always)]
+fn ahead(from: *const u8, bits: usize, [row, depth]: [usize; 2], column: usize, [own, next]: [usize; 2]) -> Ahead {
+    let bytes = |numbers: usize| numbers * bits / 8;
+    if row == depth && bytes(LANES * depth) <= WHOLE {
+        let next = from.wrapping_add(bytes(next * row + column * LANES));
+        return Ahead { next, step: bytes(LANES * 8) };
+    }
+    // A row after the other.
+    let (later, index) = (column / STRETCH * STRETCH + STRETCH, column % STRETCH / 8);
+    let (first, column) = if later < depth { (own, later) } else { (next, 0) };
+    Ahead { next: from.wrapping_add(bytes((first + index) * row + column)), step: bytes(row) }
+}
+
+/// Rows of one term, and the columns of them that are multiplied.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    matrix: &'a Matrix<'a>,
+    depth: usize,
+    /// The first row, and how many.
+    rows: [usize; 2],
+    /// The first column, a multiple of [`CHUNK`], and the one after the last.
+    columns: [usize; 2],
+}
+
+impl Block<'_> {
+    /// Hands all whole steps of columns to the sinks, one for each sixteen rows, in turn. Returns the first column that is left.
+    ///
+    /// # Safety
+    /// The features of `S`; the sources have the columns, and each sink may take them.
+    #[inline(always)]
+    unsafe fn steps<S: Simd, R: Source<S>, K: Sink<S::V> + Copy, const GROUPS: usize>(
+        &self,
+        mut sources: [R; GROUPS],
+        sinks: &mut [K; GROUPS],
+    ) -> usize {
+        let ([first, _], [mut k, end]) = (self.rows, self.columns);
+        let (from, bits) = stored(self.matrix);
+        let mut aheads = [Ahead { next: from, step: 0 }; GROUPS];
+        // SAFETY: as the caller says.
+        let mut turned = [unsafe { R::room() }; GROUPS];
+        while k + R::COLUMNS <= end {
+            if k.is_multiple_of(CHUNK) {
+                for (group, to) in aheads.iter_mut().enumerate() {
+                    let own = first + group * LANES;
+                    *to = ahead(from, bits, [self.matrix.row, self.depth], k, [own, own + GROUPS * LANES]);
+                }
+            }
+            // SAFETY: as the caller says.
+            unsafe {
+                for ((source, ahead), to) in sources.iter_mut().zip(&mut aheads).zip(&mut turned) {
+                    source.turn(k, ahead, to);
+                }
+                // Values of their own: what is behind a reference is written to memory after each column.
+                let mut own = *sinks;
+                // By turns, so that no sum waits for the one before it.
+                for at in (0..R::COLUMNS).step_by(2) {
+                    for at in [at, at + 1] {
+                        for (group, sink) in own.iter_mut().enumerate() {
+                            sink.take(k + at, sources[group].column(&turned[group], at));
+                        }
+                    }
+                }
+                *sinks = own;
+            }
+            k += R::COLUMNS;
+        }
+        k
+    }
+
+    /// Hands the columns to the sinks, one for each sixteen rows.
+    ///
+    /// # Safety
+    /// The features of `S`; the matrix, whose columns are 1 apart, has these rows, at most sixteen for each sink, and these columns; the
+    /// sinks may take them.
+    #[inline(always)]
+    unsafe fn feed<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize>(&self, sinks: &mut [K; GROUPS]) {
+        let (Self { matrix, rows: [first, count], columns, .. }, row) = (*self, self.matrix.row);
+        let mut done = columns[0];
+        // SAFETY: sixteen rows are there for each sink where whole steps are taken. For the rest the caller answers.
+        unsafe {
+            match matrix.data {
+                _ if count < GROUPS * LANES => {}
+                Store::F32(values) => {
+                    let from = values.cpu_slice().as_ptr().add(first * row);
+                    done = self.steps::<S, _, K, GROUPS>(
+                        std::array::from_fn(|group| Plain { from: from.add(group * LANES * row), row }),
+                        sinks,
+                    );
+                }
+                Store::Bf16(values) => {
+                    let from = values.cpu_slice().as_ptr().cast::<u16>().add(first * row);
+                    let sources = std::array::from_fn(|group| Plain { from: from.add(group * LANES * row), row });
+                    done = self.steps::<S, _, K, GROUPS>(sources, sinks);
+                }
+                Store::Quantized(Quantized::Eight(eight)) if eight.format() == Format::Int8 && eight.width() == row => {
+                    let mut sources = [Bytes::new::<S>(eight, first); GROUPS];
+                    for (group, source) in sources.iter_mut().enumerate() {
+                        *source = Bytes::new::<S>(eight, first + group * LANES);
+                    }
+                    done = self.steps::<S, _, K, GROUPS>(sources, sinks);
+                }
+                Store::Quantized(Quantized::Four(four)) if row.is_multiple_of(four.block()) => {
+                    let mut sources = [Nibbles::new::<S>(four, first, row); GROUPS];
+                    for (group, source) in sources.iter_mut().enumerate() {
+                        *source = Nibbles::new::<S>(four, first + group * LANES, row);
+                    }
+                    done = self.steps::<S, _, K, GROUPS>(sources, sinks);
+                }
+                Store::Quantized(_) => {}
+            }
+            for (group, sink) in sinks.iter_mut().enumerate() {
+                let rows = count.saturating_sub(group * LANES).min(LANES);
+                for k in (done..columns[1]).step_by(LANES) {
+                    if rows > 0 {
+                        some::<S>(matrix, [first + group * LANES, rows], [k, LANES.min(columns[1] - k)], sink);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The sums that the rows `m..m + count` begin with, of one token: lanes beyond them are zero.
+///
+/// # Safety
+/// The rows, at most 16, are some of the result, and `token` is below 16.
+#[inline(always)]
+unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: usize) -> [f32; LANES] {
+    let mut sums = [0.0f32; LANES];
+    // SAFETY: an addend has the result's shape, and a bias its rows: `gemm::matmul_grouped` has asserted it.
+    unsafe {
+        for (row, sum) in (m..m + count).zip(&mut sums) {
+            *sum = match job.init {
+                Init::Zero => 0.0,
+                Init::Bias(bias) => *bias.cpu_slice().get_unchecked(row),
+                Init::Out => *job.out.add(row * LANES + token),
+                Init::Add(other) => *other.ptr().add(row * LANES + token),
+            };
+        }
+    }
+    sums
+}
+
+/// Writes the rows `m..m + count` of the result from the sums of each token. Lanes without a token are zero.
+///
+/// # Safety
+/// The features of `S`; the rows, at most 16, are some of the result, and no other task has them.
+#[inline(always)]
+unsafe fn write<S: Simd>(job: &Job<'_>, [m, count]: [usize; 2], sums: &[[f32; LANES]]) {
+    for row in 0..count {
+        let mut lanes = [0.0f32; LANES];
+        for (lane, sum) in lanes.iter_mut().zip(&sums[..job.tokens]) {
+            *lane = sum[row];
+        }
+        // SAFETY: the place is the row's, with 16 lanes.
+        unsafe { S::store(job.out.add((m + row) * LANES), S::load(lanes.as_ptr())) };
+    }
+}
+
+/// The rows `m..m + count` of the result, at most `16 GROUPS`, with all tokens' sums in registers: `TOKENS` of them, or fewer.
+///
+/// # Safety
+/// The features of `S`; the rows are some of the result, and no other task has them. `job` has passed the checks of
+/// `gemm::matmul_grouped`.
+#[inline(always)]
+unsafe fn at_once<S: Simd, const TOKENS: usize, const APART: usize, const GROUPS: usize>(
+    job: &Job<'_>,
+    m: usize,
+    count: usize,
+) {
+    let rows = |group: usize| [m + group * LANES, count.saturating_sub(group * LANES).min(LANES)];
+    // SAFETY: `gemm::matmul_grouped` has asserted that each matrix reaches all rows of the result and the operand's features. TOKENS
+    // numbers of each feature lie side by side.
+    unsafe {
+        let none = Sums::<S, TOKENS, APART> { sums: [S::splat(0.0); TOKENS], x: std::ptr::null() };
+        let mut sinks = [none; GROUPS];
+        for (group, sink) in sinks.iter_mut().enumerate() {
+            for (token, sum) in sink.sums.iter_mut().enumerate().take(job.tokens) {
+                *sum = S::load(first_sums(job, rows(group), token).as_ptr());
+            }
+        }
+        for Part { matrix, depth, x } in &job.parts {
+            debug_assert_eq!(x.apart, APART);
+            for sink in &mut sinks {
+                sink.x = x.first();
+            }
+            Block { matrix, depth: *depth, rows: [m, count], columns: [0, *depth] }.feed::<S, _, GROUPS>(&mut sinks);
+        }
+        for (group, sink) in sinks.iter().enumerate() {
+            let mut sums = [[0.0f32; LANES]; TOKENS];
+            for (to, sum) in sums.iter_mut().zip(sink.sums) {
+                S::store(to.as_mut_ptr(), sum);
+            }
+            write::<S>(job, rows(group), &sums);
+        }
+    }
+}
+
+/// Adds the products of `steps` columns, end to end, with the tokens from `token` on.
+///
+/// # Safety
+/// The features of `S`; as many columns are there, and TOKENS numbers at each step of `x`, 16 apart.
+#[inline(always)]
+unsafe fn add_columns<S: Simd, const TOKENS: usize>(columns: &[f32], x: *const f32, sums: &mut [[f32; LANES]]) {
+    // SAFETY: a column is 16 floats, as a token's sums are; for `x` the caller answers.
+    unsafe {
+        let mut acc = Sums::<S, TOKENS, LANES> { sums: [S::splat(0.0); TOKENS], x };
+        for (acc, sum) in acc.sums.iter_mut().zip(&*sums) {
+            *acc = S::load(sum.as_ptr());
+        }
+        for (k, column) in columns.chunks_exact(LANES).enumerate() {
+            acc.take(k, S::load(column.as_ptr()));
+        }
+        for (acc, sum) in acc.sums.iter().zip(sums) {
+            S::store(sum.as_mut_ptr(), *acc);
+        }
+    }
+}
+
+/// As [`at_once`], of at most 16 rows and any number of tokens: columns are kept until all of them were multiplied.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
+    /// Each vector lies in one line of the cache.
+    #[repr(align(64))]
+    struct Lines<T>(T);
+    // SAFETY: as in `at_once`. A chunk of columns has as many steps at most, and the panels of an operand have 16 numbers of each feature.
+    unsafe {
+        let mut sums = Lines([[0.0f32; LANES]; MOST]);
+        for (token, sum) in sums.0.iter_mut().enumerate().take(job.tokens) {
+            *sum = first_sums(job, [m, count], token);
+        }
+        let mut columns = Lines([0.0f32; LANES * CHUNK]);
+        for Part { matrix, depth, x } in &job.parts {
+            for k in (0..*depth).step_by(CHUNK) {
+                let end = (k + CHUNK).min(*depth);
+                // The sink counts columns from the row's beginning.
+                let mut sinks = [Kept(columns.0.as_mut_ptr().wrapping_sub(k * LANES))];
+                Block { matrix, depth: *depth, rows: [m, count], columns: [k, end] }.feed::<S, _, 1>(&mut sinks);
+                let columns = &columns.0[..(end - k) * LANES];
+                let mut token = 0;
+                while token < job.tokens {
+                    let (from, sums) = (x.first().add(k * LANES + token), &mut sums.0[token..]);
+                    // As many sums as there are registers for.
+                    if S::ROWS >= 12 {
+                        add_columns::<S, 8>(columns, from, sums);
+                        token += 8;
+                    } else {
+                        add_columns::<S, 4>(columns, from, sums);
+                        token += 4;
+                    }
+                }
+            }
+        }
+        write::<S>(job, [m, count], &sums.0);
+    }
+}
+
+/// # Safety
+/// The features of `S`; the rows `m0..m1` are some of the result, and no other task has them. `job` has passed the
+/// checks of `gemm::matmul_grouped`.
+#[inline(always)]
+unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
+    let mut m = m0;
+    while m < m1 {
+        // Two vectors of rows side by side, where the sums are so few that each would wait for the one before it.
+        let groups = if job.tokens <= COMPACT && m1 - m >= 2 * LANES { 2 } else { 1 };
+        let count = (groups * LANES).min(m1 - m);
+        // SAFETY: `m + count <= m1`, and `count` fits the vectors that are chosen for it.
+        unsafe {
+            match (job.tokens, groups) {
+                (1, 2) => at_once::<S, 1, 1, 2>(job, m, count),
+                (1, _) => at_once::<S, 1, 1, 1>(job, m, count),
+                (2, 2) => at_once::<S, 2, COMPACT, 2>(job, m, count),
+                (..=4, 2) => at_once::<S, 4, COMPACT, 2>(job, m, count),
+                (..=4, _) => at_once::<S, 4, COMPACT, 1>(job, m, count),
+                // As many sums as there are registers for.
+                (..=8, _) if S::ROWS >= 12 => at_once::<S, 8, LANES, 1>(job, m, count),
+                _ => in_turn::<S>(job, m, count),
+            }
+        }
+        m += count;
+    }
+}
+
+dispatch! { fn task_at = task_kernel(job: &Job<'_>, m0: usize, m1: usize); }
+
+/// Whether this product is one with few tokens, in float32, and its matrices lie in rows.
+pub(super) fn fits(out: &Activation, terms: &[Term<'_>]) -> bool {
+    out.tokens() <= MOST && !out.pool().in_pairs() && terms.iter().all(|term| term.matrix.col == 1)
+}
+
+impl<'a> Job<'a> {
+    /// The product of one entry of `gemm::matmul_grouped` that [`fits`].
+    pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
+        let (rows, tokens) = (out.features(), out.tokens());
+        let parts = terms
+            .iter()
+            .map(|term| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x) })
+            .collect();
+        let step = rows.div_ceil(ROWS).div_ceil(4 * crate::par::threads()).min(TASK_BLOCKS) * ROWS;
+        Self { out: out.shared().get(), tokens, init, parts, rows, step }
+    }
+
+    /// The number of tasks.
+    pub(super) const fn tasks(&self) -> usize {
+        self.rows.div_ceil(self.step)
+    }
+
+    /// Computes one part of the result.
+    ///
+    /// # Safety
+    /// `task` is below [`Job::tasks`], and no other thread has it. The operands have passed the checks of
+    /// `gemm::matmul_grouped` and stay borrowed, the result for writing.
+    pub(super) unsafe fn run(&self, task: usize) {
+        let (m0, m1) = (task * self.step, self.rows.min((task + 1) * self.step));
+        // SAFETY: the rows are some of the result, and tasks have different ones; the rest is as the caller says.
+        unsafe { task_at(self, m0, m1) };
+    }
+}
