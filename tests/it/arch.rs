@@ -327,7 +327,7 @@ fn gemma_3n_is_read_as_its_class_reads_it() {
     assert_eq!(shares, [None, None, None, Some(2), Some(1)]);
     let spec = arch.per_layer.unwrap();
     assert_eq!((spec.vocab_size, spec.width, spec.tokens), (400, 32, 512));
-    assert_eq!(arch.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 8 }));
+    assert_eq!(arch.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 8, coef_clip: 120.0 }));
     // What the class takes for keys that a file leaves out.
     let mut value = config("gemma3n", "config.json");
     for key in ["altup_num_inputs", "altup_active_idx", "laurel_rank", "activation_sparsity_pattern", "layer_types"] {
@@ -336,7 +336,7 @@ fn gemma_3n_is_read_as_its_class_reads_it() {
     (value["num_hidden_layers"], value["intermediate_size"]) = (json!(20), json!(96));
     value.as_object_mut().unwrap().remove("num_kv_shared_layers");
     let usual = parse(&value).unwrap();
-    assert_eq!(usual.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 64 }));
+    assert_eq!(usual.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 64, coef_clip: 120.0 }));
     let full = |arch: &Arch| arch.attentions().filter(|attention| attention.window.is_none()).count();
     assert_eq!((full(&usual), usual.attentions().filter(|it| it.kv_from.is_some()).count()), (4, 15));
     let cut = |block: &BlockSpec| block.branches.iter().any(|it| matches!(it.part, PartSpec::Mlp { cut: Some(_), .. }));
