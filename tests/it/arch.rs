@@ -123,6 +123,13 @@ fn refused(name: &str, change: &[(&str, Value)], fragments: &[&str]) {
 fn unsupported_features_are_refused_by_name() {
     refused("llama", &[("model_type", json!("mamba"))], &["not yet", "mamba", "llama, qwen2, qwen3"]);
     refused("llama", &[("hidden_act", json!("gelu"))], &["not yet", "hidden_act", "gelu"]);
+    // Transformers reads it in every class, and takes null for false.
+    for causal in [json!(false), json!(null)] {
+        refused("qwen3", &[("is_causal", causal)], &["is_causal", "a causal language model", "embeds texts"]);
+    }
+    refused("qwen3_5", &[("mlp_layer_types", json!(["dense"]))], &["mlp_layer_types", "list of 3"]);
+    refused("gemma4_31b", &[("attention_chunk_size", json!(4))], &["attention_chunk_size", "window"]);
+    refused("phi3_longrope", &[("original_max_position_embeddings", json!(1))], &["expected at least 2"]);
     refused(
         "llama",
         &[("quantization_config", json!({"quant_method": "hqq"}))],
