@@ -38,6 +38,7 @@ MODELS = dict(
     gemma3_world_kl=("gemma3", "gemma3", True, dict(world=("world_kl", "spatial", "linear"))),
     qwen2_5_vl_world=("qwen2_5_vl", "qwen2_5_vl", True, WORLD),
     qwen3_vl_world=("qwen3_vl", "qwen3_vl", True, WORLD),
+    paligemma_world=("paligemma", "paligemma", True, WORLD),
 )
 
 
@@ -93,6 +94,7 @@ class Runs:
         train = dict(output_dir=str(self.folder / name), max_steps=3, batch_size=2, learning_rate=0.01, save_strategy="no", eval_strategy="steps", eval_steps=3)
         rows = str(self.folder / "rows.jsonl")
         data = dict(train_path=rows, val_path=rows, cache_dir=str(self.folder / "cache"))
+        data |= dict(chat_template="paligemma") if self.of_model == "paligemma" else {}
         config = self.folder / f"{name}.yaml"
         # JSON is YAML too.
         config.write_text(json.dumps(dict(model=dict(name=str(model), max_seq_len=128), vision=vision, tuning=tuning, train=train, data=data, gen=dict(num_samples=0))))

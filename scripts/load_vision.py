@@ -139,7 +139,13 @@ def inputs(seeing, images, question=None, answer=None):
     The rows of the encoders are put in place when the model reads so many tokens next."""
     ask = lambda content: [dict(role="user", content=content)] + ([] if answer is None else [dict(role="assistant", content=answer)])
     at, rows = None, []
-    if seeing.pair is None:
+    if seeing.pair is None and seeing.model.config.model_type == "paligemma":
+        # Its processor has no chats: the question follows the images, and the answer is a suffix, whose tokens see what is before them.
+        text = seeing.processor.image_token * len(images) + question
+        found = dict(seeing.processor(text=[text], suffix=answer and [answer], images=[images], return_tensors="pt"))
+        found.pop("labels", None)
+        at = torch.zeros(found["input_ids"].shape[1], dtype=torch.bool)
+    elif seeing.pair is None:
         content = [dict(type="image", image=image) for image in images] + [dict(type="text", text=question)]
         found = seeing.processor.apply_chat_template(ask(content), add_generation_prompt=answer is None, tokenize=True, return_dict=True, return_tensors="pt")
         found = dict(found)

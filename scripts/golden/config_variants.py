@@ -2,10 +2,10 @@
 """Makes tests/golden/config_variants.jsonl: every golden family with each key of its config.json changed, run by Transformers.
 
     pip install -r scripts/golden/requirements.txt
-    python3 scripts/golden/config_variants.py tests/golden [--only FAMILY…]
+    python3 scripts/golden/config_variants.py tests/golden [--only FAMILY…] [--new]
 
 A line is a family: {"family", "base", "variants": {key: {outcome: [values]}}}. A nested key has dots; the value ["removed"] removes it.
-Outcomes:
+The values of the key "*" are keys of other classes with their values: a class ignores them, or its code reads them all the same. Outcomes:
 
     same     the logits of the unchanged model, to the bit
     logits   others: the values are pairs, [value, some logits], as `base` has of the unchanged model
@@ -13,7 +13,7 @@ Outcomes:
     random   a weight is missing, and Transformers starts it at random
     nan      the logits are not finite
 
-With --only, the lines of other families stay.
+With --only, the lines of other families stay. With --new, outcomes that are there stay, and only variants without one are run.
 """
 import argparse
 import collections
@@ -37,6 +37,7 @@ SKIPPED = {"transformers_version", "dtype", "torch_dtype", "_name_or_path", "mod
 # What every class has, of no matter to the logits, or to this script.
 SKIPPED |= {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)} - {"architectures"}
 ACTIVATIONS = ["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu"]
+ACTIVATIONS += ["gelu_fast", "gelu_python", "gelu_10", "mish", "tanh", "sigmoid", "leaky_relu", "linear", "SiLU"]
 WORDS = {
     "hidden_act": ACTIVATIONS,
     "hidden_activation": ACTIVATIONS,
@@ -99,6 +100,28 @@ MORE = [
     ("head_dim", [None]),
     ("unknown_key", [1]),
 ]
+# Keys of other classes, where a class does not have them.
+OTHERS = [
+    {"attention_bias": True}, {"qkv_bias": True}, {"mlp_bias": True}, {"use_bias": True}, {"conv_bias": True}, {"lm_head_bias": True},
+    {"hidden_act": "relu"}, {"hidden_activation": "relu"}, {"mlp_hidden_act": "relu"}, {"activation_function": "relu"},
+    {"rms_norm_eps": 0.5}, {"norm_eps": 0.5}, {"layer_norm_eps": 0.5}, {"layer_norm_epsilon": 0.5}, {"block_ff_dim": 40},
+    {"attn_logit_softcapping": 0.5}, {"final_logit_softcapping": 0.5}, {"query_pre_attn_scalar": 3}, {"attention_multiplier": 0.7},
+    {"embedding_multiplier": 3.0}, {"residual_multiplier": 0.3}, {"logits_scaling": 3.0}, {"logit_scale": 3.0}, {"output_multiplier": 0.3},
+    {"mup_enabled": True}, {"attn_output_gate": True}, {"use_qk_norm": True}, {"qk_norm": True}, {"qk_layernorm": True},
+    {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}, {"sliding_window_pattern": 2}, {"attention_chunk_size": 4},
+    {"window_size": 3}, {"use_bidirectional_attention": True}, {"is_causal": False}, {"is_causal": None}, {"is_causal": True}, {"no_rope_layers": [0, 0, 0, 0]},
+    {"no_rope_layer_interval": 1}, {"rope_interleave": True}, {"rotary_dim": 4}, {"position_embedding_type": "nope"}, {"use_rope": False},
+    {"head_dim": 4}, {"num_key_value_heads": 1}, {"global_head_dim": 8}, {"attention_k_eq_v": True}, {"num_kv_shared_layers": 1},
+    {"hidden_size_per_layer_input": 8}, {"norm_topk_prob": True}, {"norm_topk_prob": False}, {"routed_scaling_factor": 3.0},
+    {"num_experts_per_tok": 1}, {"num_experts": 2}, {"num_local_experts": 2}, {"n_group": 2, "topk_group": 1}, {"n_shared_experts": 2},
+    {"scoring_func": "softmax"}, {"scoring_func": "sigmoid"}, {"topk_method": "greedy"}, {"use_expert_bias": True},
+    {"first_k_dense_replace": 0}, {"num_dense_layers": 0}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}, {"moe_layer_freq": 2},
+    {"mlp_layer_types": ["dense", "dense"]}, {"swiglu_limit": 0.1}, {"llama_4_scaling_beta": 0.5}, {"tie_embedding": True},
+    {"layer_rope_theta": [500.0, 500.0]}, {"rope_local_base_freq": 500.0, "sliding_window": 3}, {"clip_qkv": 0.1}, {"pruned_heads": {"0": [1]}},
+    {"quantization": {"bits": 4}}, {"time_step_min": 0.5}, {"linear_conv_kernel_dim": 3}, {"conv_L_cache": 2}, {"mamba_d_conv": 3},
+    {"full_attention_interval": 2}, {"global_attn_every_n_layers": 2}, {"kv_lora_rank": 8}, {"q_lora_rank": 8}, {"v_head_dim": 8},
+    {"unpadded_vocab_size": 50}, {"logits_mup_width_multiplier": 3.0}, {"num_nextn_predict_layers": 1}, {"is_decoder": False},
+]
 
 
 def variants(key, value):
@@ -110,15 +133,17 @@ def variants(key, value):
     elif name.endswith("_token_id") and not isinstance(value, list):
         found = [-1, 1.5, "1"]
     elif isinstance(value, int):
-        found = [value + 1, value * 2, 0, -1, float(value), str(value), True]
+        found = [value + 1, value * 2, 0, -1, float(value), str(value), True, value - 1, value // 2, 1]
     elif isinstance(value, float):
-        found = [value * 3, 0.0, -1.0, 1, "1"]
+        found = [value * 3, 0.0, -1.0, 1, "1", value / 2]
     elif isinstance(value, str):
         found = [*WORDS.get(name, []), "bogus", 7]
     elif isinstance(value, list):
         found = [value[:-1], value + value[-1:], "bogus", []]
         if value and all(isinstance(one, str) for one in value):
-            found += [[other] + value[1:] for other in LAYERS if name.endswith(("types", "type"))] + [["bogus"] + value[1:]]
+            layers = LAYERS if name.endswith(("types", "type")) else []
+            found += [[other] + value[1:] for other in layers] + [["bogus"] + value[1:]]
+            found += [[other] * len(value) for other in layers] + [value[::-1], value[:-1] + value[:1]]
         elif value and all(isinstance(one, (int, float)) for one in value):
             found += [[one + 1 for one in value], [0] * len(value), [None] * len(value), ["1"] * len(value)]
     elif value is None:
@@ -156,6 +181,8 @@ def every_variant(family, config, first):
     for key, values in more:
         few = key in ("rope_parameters", "rope_scaling") and os.path.basename(family) not in ROPE_FAMILIES
         found += [(key, other) for other in ([*values[:3], *values[-6:]] if few else values)]
+    known = set(kind.attribute_map) | {field.name for field in dataclasses.fields(kind)} | set(config)
+    found += [("*", other) for other in OTHERS if first is None and not known & set(other)]
     for key, other in found:
         text = json.dumps([key, other])
         if text not in seen and json.dumps(lookup(config, key)) != json.dumps(other):
@@ -172,6 +199,8 @@ def lookup(config, key):
 
 
 def changed(config, key, value):
+    if key == "*":
+        return config | value
     config = copy.deepcopy(config)
     *path, name = key.split(".")
     place = config
@@ -232,6 +261,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("golden")
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--new", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
@@ -258,8 +288,13 @@ def main():
             width = config["vocab_size"]
             base = outcome(config, width)
             assert not isinstance(base, str), (family, base, outcome.reason)
-            found, count = {}, collections.Counter()
+            found = json.loads(lines[family])["variants"] if args.new else {}
+            of_outcome = lambda result, values: [value[0] if result == "logits" else value for value in values]
+            there = {json.dumps([key, one]) for key, outcomes in found.items() for result, values in outcomes.items() for one in of_outcome(result, values)}
+            count = collections.Counter()
             for key, other in every_variant(family, config, first):
+                if json.dumps([key, other]) in there:
+                    continue
                 result = outcome(changed(config, key, other), width)
                 if not isinstance(result, str):
                     same = result.shape == base.shape and torch.equal(result, base)

@@ -40,6 +40,7 @@ TEMPLATES = {
     "seed_oss": ([{}, dict(thinking_budget=0), dict(thinking_budget=512)], False),
     "hunyuan": ([{}, dict(enable_thinking=False)], False),
     "ministral3": ([{}], False),
+    "gemma3n": ([{}], False),
 }
 THOUGHT = [dict(type="thinking", thinking="Two and two."), dict(type="text", text="4")]
 MORE = {
@@ -97,7 +98,8 @@ def main():
         with open(os.path.join(args.out, f"{name}.jinja"), encoding="utf-8") as file:
             template = file.read()
         for title, (messages, tools) in conversations.items():
-            messages = parsed(messages)
+            # As apply_chat_template does, null is no field.
+            messages = [{key: value for key, value in one.items() if value is not None} for one in parsed(messages)]
             for each in (one["function"] for one in sum((message.get("tool_calls") or [] for message in messages), [])):
                 if as_text and not isinstance(each["arguments"], str):  # messages may share a call
                     each["arguments"] = json.dumps(each["arguments"], ensure_ascii=False)

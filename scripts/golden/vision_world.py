@@ -39,6 +39,7 @@ MODELS = dict(
     world_prefix=(414, "world_wan", "channel", "mlp", [92, 91], "prefix", 7120),
     world_qwen2_5_vl=(415, "world_wan", "spatial", "mlp_no_final_gelu", [90, 91], "qwen2_5_vl", 8020),
     world_qwen3_vl=(416, "world_kl", "channel", "mlp", [90, 91], "qwen3_vl", 8041),
+    world_paligemma=(417, "world_kl", "spatial", "linear", [90, 91], "paligemma", 8080),
 )
 
 
@@ -65,7 +66,7 @@ class World(torch.nn.Module):
         inside = (ids == begin) & torch.cat([torch.zeros_like(ids[:, :1]), ids[:, :-1]], 1).eq(begin)
         return output if self.rows is None else output.masked_scatter(inside[..., None], self.rows)
 
-    def forward(self, ids, mask, pictures):
+    def forward(self, ids, mask, pictures, *labels):
         own, self.rows = None, None
         if pictures is not None:
             own, second = zip(*pictures)
@@ -73,7 +74,7 @@ class World(torch.nn.Module):
             channels = self.settings["projection_mode"] == "channel"
             rows = self.projection["world"](rows if channels else rows.transpose(1, 2))
             self.rows = rows.flatten(0, 1)
-        return self.inner(ids, mask, own)
+        return self.inner(ids, mask, own, *labels)
 
 
 class Captions(torch.nn.Module):
@@ -102,8 +103,8 @@ class Golden(torch.nn.Module):
         super().__init__()
         self.golden, self.read = golden, read
 
-    def forward(self, ids, mask, own):
-        return self.read(ids, mask, own)
+    def forward(self, ids, mask, own, *labels):
+        return self.read(ids, mask, own, *labels)
 
 
 def projector(architecture, size):
@@ -123,14 +124,14 @@ def base(name, seed, settings):
         if name == "gemma3":
             inner, forward, shown = vision.composite(scratch, name, seed)
         else:
-            inner, forward, shown = vision_models.qwen(scratch, name, seed)
+            inner, forward, shown = vision_models.MODELS[name](scratch, name, seed)
     stacked = name == "gemma3"
-    read = lambda ids, mask, own: forward(ids, mask, torch.stack(own) if own and stacked else own)
+    read = lambda ids, mask, own, *labels: forward(ids, mask, torch.stack(own) if own and stacked else own, *labels)
     return Golden(inner, read), inner.get_input_embeddings(), None, shown
 
 
-def our_name(plain_name):
-    parts = {"0": "linear_1", "2": "linear_2"}
+def our_name(plain_name, architecture):
+    parts = {"0": "linear"} if architecture == "linear" else {"0": "linear_1", "2": "linear_2"}
 
     def named(name):
         if name.startswith("projection.world."):
@@ -145,10 +146,11 @@ def our_name(plain_name):
 
 def main():
     arguments = vision.arguments_of_command()
-    vision.our_name = our_name(vision.our_name)
+    plain_name = vision.our_name
     for name, (number, vae_of, mode, architecture, tokens, of_model, of_seed) in MODELS.items():
         if arguments.only not in (None, name):
             continue
+        vision.our_name = our_name(plain_name, architecture)
         seed = 7000 + 20 * number
         folder = f"{arguments.out}/{name}"
         os.makedirs(folder, exist_ok=True)
@@ -167,14 +169,15 @@ def main():
             projection["connector"] = connector.requires_grad_(True)
         model = World(inner, embedding, vae, projection, world)
         second = vision.normals((vision.PICTURES, 3, SIDE, SIDE), seed + 3)
-        if "qwen" in of_model:
-            own = [vision.normals((3, *side), seed + 10 + place) for place, side in enumerate(vision_models.SIDES)]
+        if of_model in vision_models.MODELS:
+            sides = vision_models.sides_of(vision_models.MODELS[of_model])
+            own = [vision.normals((3, *side), seed + 10 + place) for place, side in enumerate(sides)]
             stored = {f"pixel_values.{place}": picture for place, picture in enumerate(own)}
         else:
             own = vision.normals((vision.PICTURES, 3, vision.SIDE, vision.SIDE), seed + 2)
             stored = dict(pixel_values=own)
         stored |= dict(world_values=second, latents=model.latents(second))
-        made = model, lambda ids, mask, pixels: model(ids, mask, pixels), shown | dict(world=world)
+        made = model, model, shown | dict(world=world)
         vision.write_model(folder, made, vision_models.Pictures(zip(own, second)), stored, seed)
         print(name)
 

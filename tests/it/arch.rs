@@ -123,6 +123,13 @@ fn refused(name: &str, change: &[(&str, Value)], fragments: &[&str]) {
 fn unsupported_features_are_refused_by_name() {
     refused("llama", &[("model_type", json!("mamba"))], &["not yet", "mamba", "llama, qwen2, qwen3"]);
     refused("llama", &[("hidden_act", json!("gelu"))], &["not yet", "hidden_act", "gelu"]);
+    // Transformers reads it in every class, and takes null for false.
+    for causal in [json!(false), json!(null)] {
+        refused("qwen3", &[("is_causal", causal)], &["is_causal", "a causal language model", "embeds texts"]);
+    }
+    refused("qwen3_5", &[("mlp_layer_types", json!(["dense"]))], &["mlp_layer_types", "list of 3"]);
+    refused("gemma4_31b", &[("attention_chunk_size", json!(4))], &["attention_chunk_size", "window"]);
+    refused("phi3_longrope", &[("original_max_position_embeddings", json!(1))], &["expected at least 2"]);
     refused(
         "llama",
         &[("quantization_config", json!({"quant_method": "hqq"}))],
@@ -327,7 +334,7 @@ fn gemma_3n_is_read_as_its_class_reads_it() {
     assert_eq!(shares, [None, None, None, Some(2), Some(1)]);
     let spec = arch.per_layer.unwrap();
     assert_eq!((spec.vocab_size, spec.width, spec.tokens), (400, 32, 512));
-    assert_eq!(arch.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 8 }));
+    assert_eq!(arch.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 8, coef_clip: 120.0 }));
     // What the class takes for keys that a file leaves out.
     let mut value = config("gemma3n", "config.json");
     for key in ["altup_num_inputs", "altup_active_idx", "laurel_rank", "activation_sparsity_pattern", "layer_types"] {
@@ -336,7 +343,7 @@ fn gemma_3n_is_read_as_its_class_reads_it() {
     (value["num_hidden_layers"], value["intermediate_size"]) = (json!(20), json!(96));
     value.as_object_mut().unwrap().remove("num_kv_shared_layers");
     let usual = parse(&value).unwrap();
-    assert_eq!(usual.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 64 }));
+    assert_eq!(usual.altup, Some(AltUpSpec { streams: 4, active: 0, laurel_rank: 64, coef_clip: 120.0 }));
     let full = |arch: &Arch| arch.attentions().filter(|attention| attention.window.is_none()).count();
     assert_eq!((full(&usual), usual.attentions().filter(|it| it.kv_from.is_some()).count()), (4, 15));
     let cut = |block: &BlockSpec| block.branches.iter().any(|it| matches!(it.part, PartSpec::Mlp { cut: Some(_), .. }));

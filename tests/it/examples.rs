@@ -155,7 +155,7 @@ fn two_steps(name: &str, folder: &Path, more: &[String]) {
 #[test]
 fn every_example_trains_through_the_program() {
     let folder = tempfile::tempdir().expect("a folder");
-    for name in ["chat", "instruction", "tools", "dapt", "classification"] {
+    for name in ["chat", "instruction", "tools", "dapt", "classification", "caption"] {
         two_steps(name, folder.path(), &[]);
         assert!(folder.path().join(name).join("adapter/adapter_model.safetensors").is_file(), "{name}");
     }

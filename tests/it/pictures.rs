@@ -168,9 +168,15 @@ pub fn whole(fixture: &Fixture, lines: &[&str]) -> String {
 
 #[test]
 fn models_that_see_train_and_answer_from_the_command_line() {
-    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen3_vl", "llava_onevision"] {
+    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen3_vl", "internvl", "llava_onevision"] {
         whole(&seeing(name), &[]);
     }
+    // Its prompts see both ways where the encoder is loaded: a merge is compared on rows that do not.
+    let paligemma = seeing("paligemma");
+    whole(&paligemma, &["data.chat_template: paligemma"]);
+    let [config, merged] = ["run.yaml", "merged"].map(|name| paligemma.path(name).display().to_string());
+    let done = tunesmith(&["merge", &config, "--output", &merged, "--dtype", "float32"]).output().unwrap();
+    assert!(done.status.success(), "{}", said(&done));
     let naflex = json!({"image_processor_type": "Siglip2ImageProcessor", "patch_size": 8, "max_num_patches": 20});
     let naflex = paired_with("naflex", &naflex);
     whole(&naflex, &[&encoder(&naflex), "data.packing: true"]);

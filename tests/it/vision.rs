@@ -26,8 +26,9 @@ use tunesmith::train::step::step;
 
 const LOGITS: f32 = 5e-5;
 const GRADIENT: f32 = 5e-5;
-/// Runs with a second encoder: beside Gemma 3, in front of captions, beside models whose pictures have places in a grid.
-const WORLDS: [&str; 5] = ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl"];
+/// Runs with a second encoder: beside Gemma 3, in front of captions, beside models whose pictures have places in a grid, and where a prompt sees both ways.
+const WORLDS: [&str; 6] =
+    ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl", "world_paligemma"];
 /// Rows of a step, in two micro-batches.
 const ROWS: usize = 4;
 
@@ -237,6 +238,9 @@ fn a_second_encoder_equals_diffusers() {
             let found = encoder.encode(pixels).unwrap();
             let by_channel = (0..channels).flat_map(|channel| (0..places).map(move |place| place * channels + channel));
             close(&format!("{name}: latents"), &by_channel.map(|at| found[at]).collect::<Vec<_>>(), wanted, LOGITS);
+        }
+        if model.arch.vision.as_ref().unwrap().prefix {
+            continue;
         }
         // Its rows see what is before them alone, so a text may be read up to their middle.
         let batch = run.batch(&run.rows()[..1]);

@@ -77,6 +77,14 @@ impl Arch {
                 origin.error(format!("layer_types is not a list of {} kinds of blocks", self.num_hidden_layers))
             );
         }
+        let mlps = origin.get("mlp_layer_types").and_then(Value::as_array);
+        let is_mlp = |kind: &Value| matches!(kind.as_str(), Some("dense" | "sparse"));
+        if mlps.is_some_and(|mlps| mlps.len() != self.num_hidden_layers || !mlps.iter().all(is_mlp)) {
+            let layers = self.num_hidden_layers;
+            return Err(
+                origin.error(format!("mlp_layer_types is not a list of {layers} words \"dense\" or \"sparse\""))
+            );
+        }
         for attention in self.attentions() {
             let (heads, kv) = (attention.num_heads, attention.num_kv_heads);
             let width = attention.head_dim.max(attention.value_dim());

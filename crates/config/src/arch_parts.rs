@@ -15,7 +15,7 @@ pub struct PerLayerSpec {
 
 /// Several residual streams, of which a block computes one: the others are predicted before it and corrected after it (`AltUp`, Gemma
 /// 3n). Beside attention each block has a low-rank branch (Laurel).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AltUpSpec {
     /// How many there are, at least 2.
     pub streams: usize,
@@ -23,6 +23,8 @@ pub struct AltUpSpec {
     pub active: usize,
     /// Rank of the branch beside attention.
     pub laurel_rank: usize,
+    /// The largest size of a weight of predictions and corrections in training.
+    pub coef_clip: f64,
 }
 
 /// Which places of a decoder block have an RMS norm.

@@ -26,6 +26,12 @@ impl Source<'_> {
         let classes = [Some(family.class_name), family.classifier];
         self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
         self.refuse_quantization(family)?;
+        // Transformers' masks read it in every class.
+        if self.has("is_causal") && !self.flag("is_causal", true)? {
+            return Err(self.mismatch("is_causal", "true: a causal language model").hint(
+                "a model whose tokens see those after them, such as one that embeds texts, is not trained here",
+            ));
+        }
         let per_layer =
             self.get("per_layer_config").filter(|found| found.as_object().is_none_or(|map| !map.is_empty()));
         if per_layer.is_some() && !family.model_type.starts_with("gemma4") {

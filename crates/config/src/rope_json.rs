@@ -249,6 +249,10 @@ impl Source<'_> {
                 let attention_factor = match self.number("attention_factor")? {
                     Some(_) => self.positive("attention_factor", 1.0)?,
                     None if factor <= 1.0 => 1.0,
+                    // Its logarithm is divided by.
+                    None if original == 1 => {
+                        return Err(self.error("original_max_position_embeddings is 1, expected at least 2"));
+                    }
                     None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
                 };
                 RopeScaling::LongRope {

@@ -279,7 +279,10 @@ pub fn sample_logits(model: &Model) -> Result<Vec<f32>> {
     for row in 0..ROWS {
         let trained = arch.token_rows.ids().into_iter().filter(|_| row == 0);
         let tokens: Vec<u32> = trained.chain((0..).map(|at| draw(row, at))).take(length).collect();
-        let batch = Batch { cu_seqlens: vec![0, length], tokens, ..Batch::default() };
+        // Labels from the first token on: without any, the row is a prompt, whose tokens may see each other, and only where the
+        // encoder is loaded (PaliGemma).
+        let targets = vec![0; length];
+        let batch = Batch { cu_seqlens: vec![0, length], tokens, targets, ..Batch::default() };
         let rows: Vec<usize> = (length.saturating_sub(POSITIONS)..length).collect();
         logits.extend(model.logits(&batch, &rows)?);
     }

@@ -12,8 +12,8 @@
 //! the embedding, and the last one brings them together ([`super::streams`]): the walk over the blocks sees a wider state between
 //! them, and nothing else.
 //!
-//! Transformers limits the weights of P and C in training to `altup_coef_clip`, 120 by default; here nothing does. In training it also
-//! leaves out an adapter on C, which it has in evaluation; here it counts in both.
+//! Transformers cuts the weights of P and C in training at `altup_coef_clip`, 120 by default; runs refuse weights beyond it. In
+//! training it also leaves out an adapter on C, which it has in evaluation; here it counts in both.
 use super::branch::{Branch, Gained};
 use super::branches;
 use super::grads::Grads;

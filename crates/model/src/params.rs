@@ -103,6 +103,20 @@ impl Params {
         }
     }
 
+    /// The values at a place of the flat buffer, brought to the host: of them those that are kept here.
+    pub fn get(&self, place: &Range<usize>) -> Vec<f32> {
+        let (mut packed, mut values) = (0, Vec::new());
+        for range in self.ranges() {
+            let (low, high) = (range.start.max(place.start), range.end.min(place.end));
+            if low < high {
+                let from = packed + low - range.start;
+                values.extend(self.values().slice(from..from + high - low).read());
+            }
+            packed += range.len();
+        }
+        values
+    }
+
     /// Gives back room that is not needed.
     pub fn shrink(&mut self) {
         self.values.shrink_to_fit();

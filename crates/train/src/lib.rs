@@ -7,6 +7,7 @@ pub mod autobatch;
 mod averages;
 mod best_metric;
 mod classification_head;
+mod coefficient_limits;
 pub mod data_summary;
 mod divergence;
 pub mod engine;

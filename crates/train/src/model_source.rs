@@ -7,7 +7,7 @@ use super::adapter::{self, Start};
 use super::memory_prediction::{MemoryModel, OptimizerState};
 use super::run_pictures::RunPictures;
 use super::vision::{self, Seer, Sight};
-use super::{classification_head, trainable};
+use super::{classification_head, coefficient_limits, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::Checkpoint;
 use tunesmith_checkpoint::adapter_config::copied;
@@ -316,6 +316,8 @@ impl ModelSource {
     pub fn load(&self, gatherer: Option<&Gatherer>) -> Result<Model> {
         let (weights, cache) = (self.weights.as_deref(), self.quantized_cache()?);
         let shards = gatherer.map(Gatherer::shards).unwrap_or_default();
+        let (arch, config, stack) = (&self.model_arch, &self.config, &self.stack);
+        coefficient_limits::refuse(&Source { arch, weights, config, stack })?;
         let mut model = Model::load_with(&self.model_arch, weights, &self.config, &self.stack, cache, shards)?;
         if let Some(adapter) = &self.adapter {
             let specs = model.params.specs.clone();

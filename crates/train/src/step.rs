@@ -1,4 +1,5 @@
 //! One optimizer step: forward, backward, all-reduce, clipping, and update.
+use super::coefficient_limits;
 use std::time::Duration;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::Collectives;
@@ -96,7 +97,7 @@ pub fn step(
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`] for a token outside the vocabulary, [`tunesmith_base::Kind::Peer`] for a rank that is gone,
-/// [`tunesmith_base::Kind::Numeric`] if the values of ranks are compared and differ.
+/// [`tunesmith_base::Kind::Numeric`] if the values of ranks are compared and differ, or a trained weight passes a limit of its family.
 pub fn attempt(
     model: &mut Model,
     optimizer: &mut Optimizer,
@@ -164,6 +165,7 @@ pub fn attempt(
             sharing.update(model, optimizer, comm, factor.into(), rate)?;
         }
     }
+    coefficient_limits::check(model, comm)?;
     let skipped = !(loss.is_finite() && grad_norm.is_finite());
     let rank_loss = mean(total, own_weight);
     let overflow = skipped && optimizer.scaler.as_ref().is_some_and(LossScaler::can_fall);

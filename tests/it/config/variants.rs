@@ -83,6 +83,12 @@ fn sample(dir: &Path) -> Result<Vec<f64>, Error> {
 
 fn changed(config: &Value, key: &str, value: &Value) -> Value {
     let mut config = config.clone();
+    // Keys of other classes.
+    if key == "*" {
+        let more = value.as_object().unwrap().iter();
+        config.as_object_mut().unwrap().extend(more.map(|(key, value)| (key.clone(), value.clone())));
+        return config;
+    }
     let (path, name) = key.rsplit_once('.').unwrap_or(("", key));
     let place = path.split('.').filter(|part| !part.is_empty()).fold(&mut config, |place, part| &mut place[part]);
     let fields = place.as_object_mut().unwrap();

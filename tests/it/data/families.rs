@@ -16,7 +16,7 @@ const SPECIAL: &str = "<s> </s> <|start|> <|end|> <|message|> <|channel|> <|retu
     <|tool_list_start|> <|tool_list_end|> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜> ]~!b[ ]~b] [e~[ <|start_of_role|> \
     <|end_of_role|> <|end_of_text|> <seed:bos> <seed:eos> <｜hy_begin▁of▁sentence｜> <｜hy_User｜> <｜hy_Assistant｜> \
     <｜hy_place▁holder▁no▁2｜> <｜hy_place▁holder▁no▁3｜> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS] \
-    [/AVAILABLE_TOOLS] [TOOL_CALLS] [ARGS] [TOOL_RESULTS] [/TOOL_RESULTS] [THINK] [/THINK]";
+    [/AVAILABLE_TOOLS] [TOOL_CALLS] [ARGS] [TOOL_RESULTS] [/TOOL_RESULTS] [THINK] [/THINK] <start_of_turn> <end_of_turn>";
 
 fn golden() -> Value {
     serde_json::from_slice(&std::fs::read(super::golden("../c4/chats.json")).unwrap()).unwrap()
@@ -126,7 +126,7 @@ fn every_family_learns_what_transformers_marks_and_nothing_else() {
         compared += 1;
     }
     assert!(wrong.is_empty(), "{} of {compared}:\n{}", wrong.len(), wrong.join("\n"));
-    assert_eq!((compared, refused), (699, 45));
+    assert_eq!((compared, refused), (711, 57));
 }
 
 #[test]

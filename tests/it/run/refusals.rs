@@ -269,3 +269,33 @@ fn a_disk_that_fills_up_during_the_run_keeps_the_last_good_checkpoint() {
     let again = train(&config, &[word.as_str(), "--resume", "train.max_steps=3"]);
     assert!(again.status.success(), "{}", said(&again));
 }
+
+#[test]
+fn weights_that_gemma_3n_s_class_cuts_in_training() {
+    let fixture = Fixture::new();
+    let model = golden("gemma3n/model");
+    for file in fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().path()) {
+        fs::copy(&file, fixture.path("model").join(file.file_name().unwrap())).unwrap();
+    }
+    let mut json: Value = serde_json::from_slice(&fs::read(model.join("config.json")).unwrap()).unwrap();
+    let mut limit = |limit: Value| {
+        json["altup_coef_clip"] = limit;
+        fs::write(fixture.path("model/config.json"), json.to_string()).unwrap();
+    };
+    // The largest weight is 0.68.
+    limit(json!(0.6));
+    let wanted =
+        ["not yet", ".altup.correction_coefs.weight: ", "beyond altup_coef_clip, 0.6", "a larger altup_coef_clip"];
+    refused(&fixture, &fixture.config("run", &[]), &[], 4, &wanted);
+    let full = ["tuning.mode: full", "train.learning_rate: 0.1", "train.warmup_steps: 0"];
+    for (value, ends) in [(json!(0.7), true), (json!(120.0), false)] {
+        limit(value);
+        for (mode, ends) in [(&[][..], false), (&full[..], ends)] {
+            let output = train(&fixture.config("run", mode), &[]);
+            let said = said(&output);
+            assert_eq!(output.status.code(), Some(if ends { 8 } else { 0 }), "{said}");
+            assert_eq!(said.contains("beyond altup_coef_clip, 0.7") && said.contains("learning_rate"), ends, "{said}");
+            fs::remove_dir_all(fixture.path("out")).unwrap();
+        }
+    }
+}

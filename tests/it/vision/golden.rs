@@ -116,6 +116,7 @@ pub fn world(name: &str, decoder_size: usize) -> World {
         },
         architecture: match run["projection_architecture"].as_str() {
             Some("mlp") => ProjectionArchitecture::Mlp,
+            Some("linear") => ProjectionArchitecture::Linear,
             _ => ProjectionArchitecture::MlpNoFinalGelu,
         },
         image_size: run["side"].as_u64().unwrap() as usize,

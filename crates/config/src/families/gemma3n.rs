@@ -103,11 +103,12 @@ fn streams(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
             "altup_num_inputs is {streams} and altup_active_idx {active}, expected 2 to {MOST_STREAMS} streams and one of them"
         )));
     }
-    // Cuts weights in training alone, far beyond those of any model.
-    source.positive("altup_coef_clip", 120.0)?;
+    // A limit of training alone.
+    let coef_clip = source.positive("altup_coef_clip", 120.0)?;
     if !source.flag("altup_correct_scale", true)? {
         return Err(source.not_yet("altup_correct_scale false"));
     }
-    arch.altup = Some(AltUpSpec { streams, active, laurel_rank: source.size("laurel_rank", Some(64))? });
+    let laurel_rank = source.size("laurel_rank", Some(64))?;
+    arch.altup = Some(AltUpSpec { streams, active, laurel_rank, coef_clip });
     Ok(())
 }

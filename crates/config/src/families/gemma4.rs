@@ -52,6 +52,9 @@ pub(super) fn dense(source: &Source<'_>, family: &'static Family, defaults: &Def
             .not_yet(format!("use_bidirectional_attention {kind:?}"))
             .hint("null, or \"vision\", which does not concern text"));
     }
+    if source.get("attention_chunk_size").is_some() {
+        return Err(source.mismatch("attention_chunk_size", "no such key: blocks with a window cannot have chunks too"));
+    }
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.embedding_scale = (arch.hidden_size as f64).sqrt();
     arch.set_norms(NormPlacement::Sandwich);
