@@ -91,9 +91,8 @@ fn column(array: &dyn Array) -> Result<Encode<'_>> {
         DataType::BinaryView => text(array).unwrap_or_else(|| {
             present(array.as_binary_view(), |array, at, out| picture_or_length(array.value(at), out))
         }),
-        DataType::FixedSizeBinary(_) => present(array.as_fixed_size_binary(), |array, at, out| {
-            let digits: Vec<String> = array.value(at).iter().map(|byte| format!("{byte:02x}")).collect();
-            json(&digits.concat(), out);
+        DataType::FixedSizeBinary(_) => text(array).unwrap_or_else(|| {
+            present(array.as_fixed_size_binary(), |array, at, out| picture_or_length(array.value(at), out))
         }),
         DataType::Timestamp(TimeUnit::Second, zone) => timestamp::<TimestampSecondType>(array, zone.as_deref()),
         DataType::Timestamp(TimeUnit::Millisecond, zone) => {
@@ -198,6 +197,14 @@ fn text(array: &dyn Array) -> Option<Encode<'_>> {
         DataType::BinaryView => present(array.as_binary_view().clone().to_string_view().ok()?, |array, at, out| {
             json(array.value(at), out);
         }),
+        DataType::FixedSizeBinary(_) => {
+            let array = array.as_fixed_size_binary();
+            let is_text = |at| array.is_null(at) || std::str::from_utf8(array.value(at)).is_ok();
+            if !(0..array.len()).all(is_text) {
+                return None;
+            }
+            present(array, |array, at, out| json(&String::from_utf8_lossy(array.value(at)), out))
+        }
         _ => return None,
     })
 }
