@@ -204,9 +204,9 @@ Utf8: "é\"\\\n\u0001 😀" | absent | ""
 LargeUtf8: "a" | absent | "b"
 Utf8View: "short" | absent | "longer than twelve bytes"
 Binary: "a" | absent | ""
-LargeBinary: 1 | absent | 2 | "data:;base64,/9j/4A=="
-BinaryView: 1 | absent | 2
-FixedSizeBinary(4): 4 | absent | "data:;base64,/9j/4A=="
+LargeBinary: {"other bytes":1} | absent | {"other bytes":2} | "data:;base64,/9j/4A=="
+BinaryView: {"other bytes":1} | absent | {"other bytes":2}
+FixedSizeBinary(4): {"other bytes":4} | absent | "data:;base64,/9j/4A=="
 Timestamp(s): "2020-09-13T12:26:40" | absent | "1969-12-31T23:59:59" | "ERROR: Cast error: Failed to convert 9223372036854775807 to datetime for Timestamp(s)"
 Timestamp(ms): "2020-09-13T12:26:40.001" | absent | "1970-01-01T00:00:00"
 Timestamp(µs): "2020-09-13T12:26:40.000001" | absent | "1969-12-31T23:59:59.999999"
@@ -299,7 +299,7 @@ fn bytes_are_text_where_they_are_utf8() {
 #[test]
 fn other_bytes_are_only_counted() {
     let pixels: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"\xff\xd8\xfe", b"text"]));
-    assert_eq!(lines(vec![("image", pixels)]), ["{\"image\":3}", "{\"image\":4}"]);
+    assert_eq!(lines(vec![("image", pixels)]), ["{\"image\":{\"other bytes\":3}}", "{\"image\":{\"other bytes\":4}}"]);
 }
 
 #[test]
