@@ -123,6 +123,69 @@ def sampling():
     return cases
 
 
+def banned():
+    """Which tokens may not come next, and answers without repetitions and of a least length: greedy and with beams."""
+    rules = []
+    for number in range(24):
+        rng = np.random.default_rng(9100 + number)
+        # Few ids, so that n-grams come again.
+        text = rng.integers(0, 5, int(rng.integers(1, 40))).tolist()
+        prompt, size, least = int(rng.integers(1, len(text) + 1)), number % 5, int(rng.integers(0, 20))
+        eos = sorted(rng.choice(40, 3, replace=False).tolist())
+        steps = [processors.NoRepeatNGramLogitsProcessor(size)] if size else []
+        if least:
+            steps.append(processors.MinNewTokensLengthLogitsProcessor(prompt, least, eos))
+        scores = torch.zeros(1, 40)
+        for step in steps:
+            scores = step(torch.tensor([text]), scores)
+        ids = torch.nonzero(torch.isneginf(scores[0])).flatten().tolist()
+        rules.append(dict(text=text, prompt=prompt, no_repeat_ngram_size=size, min_new_tokens=least, eos=eos, banned=ids))
+    settings = [
+        dict(num_beams=1, no_repeat_ngram_size=2, repetition_penalty=1.1),
+        dict(num_beams=1, min_new_tokens=9),
+        dict(num_beams=3, no_repeat_ngram_size=1, min_new_tokens=5),
+    ]
+    answers = []
+    for name in ("llama", "gemma2", "mixtral"):
+        config, sides = configuration(name), {}
+        weights = make_weights(config, SEED + 10 * place(name), ARCHITECTURES[name].stored)
+        config.output_router_logits = False
+        for double in (False, True):
+            with float64(double):
+                sides[double] = build(config, weights, double).eval()
+        for number, how in enumerate(settings):
+            for attempt in range(400):
+                rng = np.random.default_rng(9200 + 1000 * number + attempt)
+                prompt = rng.integers(3, 512, int(rng.integers(3, 9))).tolist() * 2
+                eos = sorted(rng.choice(np.arange(3, 512), 42, replace=False).tolist())
+                found = {}
+                for double in (False, True):
+                    with float64(double):
+                        found[double] = answer(sides[double], prompt, eos, how)
+                with float64(False):
+                    free = {key: value for key, value in how.items() if key not in ("no_repeat_ngram_size", "min_new_tokens")}
+                    plain = answer(sides[False], prompt, eos, free)
+                if found[False] == found[True] and found[False] != plain:
+                    answers.append(dict(model=name, prompt=prompt, eos=eos, **how, answer=found[False]))
+                    break
+            else:
+                raise AssertionError((name, how))
+    return dict(rules=rules, answers=answers)
+
+
+def answer(model, prompt, eos, settings):
+    config = transformers.GenerationConfig(
+        do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0, bos_token_id=1, eos_token_id=eos, **settings
+    )
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        found = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    tokens = found[0, len(prompt) :].tolist()
+    while tokens and tokens[-1] == 0:
+        tokens.pop()
+    return tokens
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
@@ -140,6 +203,8 @@ def main():
     with open(f"{args.out}/beams.json", "w", encoding="utf-8") as out:
         json.dump(dict(versions=versions, max_new_tokens=NEW_TOKENS, families=found), out, separators=(",", ":"))
     dump(dict(versions=versions, cases=sampling()), f"{args.out}/sampling.json")
+    with open(f"{args.out}/banned.json", "w", encoding="utf-8") as out:
+        json.dump(dict(versions=versions, max_new_tokens=NEW_TOKENS, **banned()), out, separators=(",", ":"))
 
 
 if __name__ == "__main__":

@@ -244,8 +244,12 @@ impl ConfigArgs {
             [file] => Ok((Some(PathBuf::from(file)), words)),
             [] => Ok((None, words)),
             [first, second, ..] => {
-                Err(Error::config(format!("two configuration files are given: {first} and {second}"))
-                    .hint("give one, with `include:` for what it shares; an override has the form KEY=VALUE"))
+                let apart = self.words.iter().any(|word| word.starts_with('='));
+                Err(Error::config(format!("two configuration files are given: {first} and {second}")).hint(if apart {
+                    "an override is one word, without spaces: KEY=VALUE"
+                } else {
+                    "give one, with `include:` for what it shares; an override has the form KEY=VALUE"
+                }))
             }
         }
     }

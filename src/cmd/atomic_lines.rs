@@ -102,10 +102,60 @@ fn is_as_reported(path: &Path) -> bool {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             // `rows.jsonl` and `rows.validation.jsonl` share the report `rows.report.json`.
             let places = [path.with_extension("report.json"), path.with_extension("").with_extension("report.json")];
-            let known = places.iter().find_map(|place| Some(report(place)?["blake3"][&name].as_str()?.to_owned()));
-            known.is_some_and(|known| digest(path).is_ok_and(|found| found == known))
+            let known: Vec<String> = (places.iter().filter_map(|place| report(place)))
+                .flat_map(|report| ["blake3", REPLACED].map(|of| report[of][&name].as_str().map(str::to_owned)))
+                .flatten()
+                .collect();
+            !known.is_empty() && digest(path).is_ok_and(|found| known.contains(&found))
         }
     }
+}
+
+/// The key in a report for the hashes of the files that a run replaces.
+const REPLACED: &str = "replaced";
+
+/// Gives finished files and reports about them their final names. All of them are on the disk before the first name
+/// changes, so a full disk leaves what was there. The JSON report comes first. It gets the files' hashes, and those of
+/// earlier files in their place: if the process dies between two names, [`is_as_reported`] still knows all files.
+///
+/// # Errors
+/// As [`AtomicLines::create`].
+pub(super) fn publish_reported(
+    files: Vec<AtomicLines>,
+    report_file: &Path,
+    report: &mut serde_json::Value,
+    others: &[(&Path, &str)],
+    existing: Existing,
+) -> Result<()> {
+    let (mut digests, mut replaced) = (serde_json::Map::new(), serde_json::Map::new());
+    for file in &files {
+        let (name, target) = (file.target().file_name().unwrap_or_default().to_string_lossy(), file.target());
+        let now = file.digest()?;
+        if let Some(before) = digest(target).ok().filter(|before| *before != now && is_as_reported(target)) {
+            replaced.insert(name.clone().into_owned(), before.into());
+        }
+        digests.insert(name.into_owned(), now.into());
+    }
+    report["blake3"] = digests.into();
+    if !replaced.is_empty() {
+        report[REPLACED] = replaced.into();
+    }
+    let mut staged = vec![stage(report_file, existing, &format!("{report:#}\n"))?];
+    for (target, text) in others {
+        staged.push(stage(target, existing, text)?);
+    }
+    let mut staged = staged.into_iter();
+    staged.next().map_or(Ok(()), OutputFile::publish)?;
+    files.into_iter().try_for_each(AtomicLines::publish)?;
+    staged.try_for_each(OutputFile::publish)
+}
+
+/// An output file that is on the disk under its temporary name.
+fn stage(target: &Path, existing: Existing, text: &str) -> Result<OutputFile> {
+    let mut file = OutputFile::create(target, existing, &[])?;
+    file.write_all(text.as_bytes()).map_err(|error| Error::io("write", target, &error))?;
+    file.sync()?;
+    Ok(file)
 }
 
 /// Writes an output file in one step.
@@ -113,7 +163,59 @@ fn is_as_reported(path: &Path) -> bool {
 /// # Errors
 /// As [`AtomicLines::create`].
 pub(super) fn write(target: &Path, existing: Existing, text: &str) -> Result<()> {
-    let mut file = OutputFile::create(target, existing, &[])?;
-    file.write_all(text.as_bytes()).map_err(|error| Error::io("write", target, &error))?;
-    file.publish()
+    stage(target, existing, text)?.publish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::fs;
+
+    fn written(target: &Path, row: &str) -> AtomicLines {
+        let mut file = AtomicLines::create(target, existing(false), &[]).unwrap();
+        file.push(row).unwrap();
+        file.finish().unwrap();
+        file
+    }
+
+    #[test]
+    fn a_run_that_cannot_write_its_report_leaves_files_that_the_next_one_replaces() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let (rows, report, text) = (at("rows.jsonl"), at("rows.report.json"), at("rows.report.md"));
+        let run = |row: &str| {
+            let files = vec![written(&rows, row)];
+            publish_reported(files, &report, &mut json!({}), &[(&text, "# Data report\n")], existing(false))
+        };
+        let are = |row: &str| fs::read_to_string(&rows).is_ok_and(|found| found == format!("{row}\n"));
+        // The last file cannot be written: nothing has changed.
+        fs::create_dir(&text).unwrap();
+        run("one").unwrap_err();
+        assert_eq!(fs::read_dir(&root).unwrap().count(), 1, "only the folder");
+        fs::remove_dir(&text).unwrap();
+        run("one").unwrap();
+        let first = fs::read(&report).unwrap();
+        fs::rename(&text, at("aside")).unwrap();
+        fs::create_dir(&text).unwrap();
+        run("two").unwrap_err();
+        assert!(are("one") && fs::read(&report).unwrap() == first);
+        fs::remove_dir(&text).unwrap();
+        // It died between the names of the report and of the rows.
+        run("two").unwrap();
+        assert!(are("two"));
+        fs::write(&rows, "one\n").unwrap();
+        assert!(is_as_reported(&rows));
+        run("three").unwrap();
+        assert!(are("three"));
+        // Changed by somebody else, they stay.
+        fs::write(&rows, "mine\n").unwrap();
+        assert!(check(&rows).is_err() && are("mine"));
+        fs::write(&rows, "two\n").unwrap();
+        assert!(check(&rows).is_err(), "what was replaced two runs ago is not known any more");
+    }
+
+    fn check(target: &Path) -> Result<()> {
+        AtomicLines::create(target, existing(false), &[]).map(drop)
+    }
 }

@@ -15,8 +15,9 @@ struct Setting {
 
 const SAMPLES: &str = "; turns on sampling";
 
-const SETTINGS: [Setting; 10] = [
+const SETTINGS: [Setting; 12] = [
     Setting { flag: "--max-new-tokens", key: "gen.max_new_tokens", value_name: "N", more: "" },
+    Setting { flag: "--min-new-tokens", key: "gen.min_new_tokens", value_name: "N", more: "" },
     Setting {
         flag: "--temperature",
         key: "gen.temperature",
@@ -27,6 +28,7 @@ const SETTINGS: [Setting; 10] = [
     Setting { flag: "--top-p", key: "gen.top_p", value_name: "P", more: SAMPLES },
     Setting { flag: "--min-p", key: "gen.min_p", value_name: "P", more: SAMPLES },
     Setting { flag: "--repetition-penalty", key: "gen.repetition_penalty", value_name: "X", more: "" },
+    Setting { flag: "--no-repeat-ngram-size", key: "gen.no_repeat_ngram_size", value_name: "N", more: "" },
     Setting { flag: "--num-beams", key: "gen.num_beams", value_name: "N", more: "" },
     Setting { flag: "--prompt-lookup-num-tokens", key: "gen.prompt_lookup_num_tokens", value_name: "N", more: "" },
     Setting { flag: "--seed", key: "gen.seed", value_name: "N", more: SAMPLES },

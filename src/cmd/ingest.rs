@@ -110,12 +110,8 @@ pub fn run(args: &Args) -> Result<()> {
     if documents.is_empty() {
         return Err(Error::data(format!("none of the {} has any text", count(found.documents.len(), "document"))));
     }
-    let digest = staged.digest()?;
-    staged.publish()?;
     let mut report = report(&args.out, &found, &documents, tokenizer.is_some(), &left_out);
-    let name = args.out.file_name().unwrap_or_default().to_string_lossy();
-    report["blake3"] = json!({ name: digest });
-    atomic_lines::write(&report_file, existing, &format!("{report:#}\n"))?;
+    atomic_lines::publish_reported(vec![staged], &report_file, &mut report, &[], existing)?;
     if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable(&report)) }
 }
 

@@ -118,8 +118,9 @@ fn report(args: &Args) -> Result<Report> {
         None => None,
     };
     if let Some(more) = predictor.uneven_routing(&batch.pass()) {
+        let spread = if machine.device == Device::Gpu { "evenly over experts" } else { "over all experts" };
         notes.push(format!(
-            "tokens are planned to spread evenly over experts; if all chose the same ones, a rank would need {} more",
+            "tokens are planned to spread {spread}; if all chose the same ones, a rank would need {} more",
             human_bytes(more)
         ));
     }
@@ -190,7 +191,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
 fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<Arc<VisionArch>> {
     let named = config.vision.load.unwrap_or_else(|| names_encoder(config));
     // The data may not be there yet.
-    if config.vision.load == Some(false) || !(named || data::shows_pictures(config).unwrap_or(false)) {
+    if config.vision.load == Some(false) || !(named || data::first_picture(config).is_ok_and(|row| row.is_some())) {
         return None;
     }
     let seer = Seer { dir, tokenizer: dir, hidden_size };

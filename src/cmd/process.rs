@@ -77,22 +77,15 @@ pub fn run(args: &Args) -> Result<()> {
     for part in RowPart::ALL {
         written.extend(write(&data, &config, part, args, existing, &inputs, &bar)?);
     }
-    let (mut files, mut digests) = (serde_json::Map::new(), serde_json::Map::new());
-    for written in written {
-        files.insert(written.target().display().to_string(), written.len().into());
-        let name = written.target().file_name().unwrap_or_default().to_string_lossy().into_owned();
-        digests.insert(name, written.digest()?.into());
-        written.publish()?;
-    }
+    let files: serde_json::Map<String, Value> =
+        written.iter().map(|written| (written.target().display().to_string(), written.len().into())).collect();
     let mut report = numbers(&data);
     report["written"] = files.clone().into();
-    report["blake3"] = digests.into();
     if let Some(style) = &args.style {
         report["style"] = style.as_str().into();
     }
-    atomic_lines::write(&json_report, existing, &format!("{report:#}\n"))?;
     let readable = readable(&data, &files, args.style.as_deref());
-    atomic_lines::write(&text_report, existing, &readable)?;
+    atomic_lines::publish_reported(written, &json_report, &mut report, &[(&text_report, &readable)], existing)?;
     if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable) }
 }
 

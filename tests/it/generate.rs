@@ -8,6 +8,7 @@ use tunesmith::config::{Bias, Config, Dtype, Mode, Quantization};
 use tunesmith::data::batch::{Batch, Example};
 use tunesmith::eval::beam::{BeamEarlyStopping, Beams};
 use tunesmith::eval::chat::Memory;
+use tunesmith::eval::processors::Processors;
 use tunesmith::eval::sample::{Sampling, distribution, penalise};
 use tunesmith::eval::{Answer, End, Go, PromptLookup, Settings, Strategy, Unwatched, Watcher, While, generate};
 use tunesmith::model::weights::WeightFiles;
@@ -367,6 +368,63 @@ fn beams_equal_those_of_transformers_in_every_family() {
                 assert_eq!(answer[0].tokens, wanted, "{family} {side} {beams:?}");
                 assert_eq!(answer[0].end, if ended { End::Stop } else { End::Length });
             }
+        }
+    }
+}
+
+#[test]
+fn answers_without_repetitions_and_of_a_least_length_are_those_of_transformers() {
+    let stored = stored("banned.json");
+    let number = |case: &Value, name: &str| case[name].as_u64().unwrap_or_default() as usize;
+    for case in stored["rules"].as_array().unwrap() {
+        let (text, stop_ids) = (ids(&case["text"]), ids(&case["eos"]));
+        let rules = Processors {
+            repetition_penalty: 1.0,
+            no_repeat_ngram_size: number(case, "no_repeat_ngram_size"),
+            min_new_tokens: number(case, "min_new_tokens"),
+            stop_ids: &stop_ids,
+        };
+        let (prompt, answer) = text.split_at(number(case, "prompt"));
+        let mut scores = [0.0; 40];
+        rules.apply(&mut scores, prompt, answer);
+        let banned: Vec<u32> = (0..40).filter(|id| scores[*id as usize] == f32::NEG_INFINITY).collect();
+        assert_eq!(banned, ids(&case["banned"]), "{case}");
+    }
+    for case in stored["answers"].as_array().unwrap() {
+        let strategy = match number(case, "num_beams") {
+            1 => Strategy::Greedy,
+            count => {
+                Strategy::Beams(Beams { count, length_penalty: 1.0, early_stopping: BeamEarlyStopping::Heuristic })
+            }
+        };
+        let settings = Settings {
+            strategy,
+            repetition_penalty: case["repetition_penalty"].as_f64().unwrap_or(1.0),
+            no_repeat_ngram_size: number(case, "no_repeat_ngram_size"),
+            min_new_tokens: number(case, "min_new_tokens"),
+            ..Settings::greedy(number(&stored, "max_new_tokens"), 100_000, ids(&case["eos"]))
+        };
+        let model = load(case["model"].as_str().unwrap(), &recipe());
+        let mut wanted = ids(&case["answer"]);
+        wanted.pop_if(|last| settings.stop_ids.contains(last));
+        // With guesses too, where there are some.
+        let lookup = Some(PromptLookup { num_tokens: 10, max_ngram: 2 }).filter(|_| strategy == Strategy::Greedy);
+        for lookup in [None, lookup] {
+            let settings = Settings { lookup, ..settings.clone() };
+            let answer = generate(&model, &[ids(&case["prompt"])], &settings, &mut Unwatched).unwrap().unwrap();
+            assert_eq!(answer[0].tokens, wanted, "{case}");
+        }
+        // A sample keeps the rules too.
+        let how = Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 4 };
+        let drawn = Settings { strategy: Strategy::Sample(how), repetition_penalty: 1.0, ..settings };
+        let prompt = ids(&case["prompt"]);
+        let answer = generate(&model, std::slice::from_ref(&prompt), &drawn, &mut Unwatched).unwrap().unwrap();
+        let (text, size) = ([&prompt[..], &answer[0].tokens].concat(), drawn.no_repeat_ngram_size);
+        assert!(answer[0].tokens.len() >= drawn.min_new_tokens, "{answer:?}");
+        if size > 0 {
+            let grams: Vec<&[u32]> = text.windows(size).collect();
+            let new = prompt.len() + 1 - size;
+            assert!((new..grams.len()).all(|at| !grams[..at].contains(&grams[at])), "{text:?}");
         }
     }
 }

@@ -290,8 +290,8 @@ fn scores_that_are_not_finite_are_an_error_and_no_answer() {
         assert_eq!(output.status.code(), Some(8), "{}", said(&output));
         assert!(said(&output).contains(reason), "{}", said(&output));
     };
-    refused(&["--temperature", "1e-300"], "after sampling's settings");
-    refused(&["gen.repetition_penalty=1e-300"], "after sampling's settings");
+    refused(&["--temperature", "1e-300"], "after the settings of gen");
+    refused(&["gen.repetition_penalty=1e-300"], "after the settings of gen");
     // Finite weights of which one logit becomes infinite, and another its negative; the embedding is the head.
     let weights = model.join("model.safetensors");
     overwrite(&weights, "model.norm.weight", 0, 3e38);
@@ -301,6 +301,57 @@ fn scores_that_are_not_finite_are_an_error_and_no_answer() {
     for settings in [&[][..], &["--temperature", "0.9"], &["gen.num_beams=2"]] {
         refused(settings, "logits for token 1 of an answer are not finite");
     }
+}
+
+#[test]
+fn a_model_that_is_not_as_it_was_written_is_refused() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["tuning.mode: full", "train.max_steps: 1"]);
+    assert!(train(&config, &[]).status.success());
+    let (model, config) = (fixture.path("out/model"), config.to_str().unwrap());
+    let (name, again) = (format!("model.name={}", model.display()), fixture.path("again"));
+    let out = format!("train.output_dir={}", again.display());
+    let calls: [&[&str]; 3] = [
+        &["infer", "--model", model.to_str().unwrap(), "--prompt", "abc"],
+        &["infer", config, "--prompt", "abc"],
+        &["train", config, &name, &out],
+    ];
+    let refuses = |file: &str| {
+        for call in &calls {
+            let refused = run(call, "");
+            assert_eq!(refused.status.code(), Some(4), "{call:?}: {}", said(&refused));
+            for text in [file, "not as tunesmith wrote it", "remove", "manifest.json"] {
+                assert!(said(&refused).contains(text), "{call:?}: {}", said(&refused));
+            }
+        }
+        assert!(!again.join("metrics.jsonl").exists());
+    };
+    for file in ["model.safetensors", "config.json", "tokenizer.json"] {
+        let path = model.join(file);
+        let written = std::fs::read(&path).unwrap();
+        let mut altered = written.clone();
+        // One bit in a weight; in JSON, white space.
+        match file {
+            "model.safetensors" => altered[written.len() - 3] ^= 1,
+            _ => altered.push(b'\n'),
+        }
+        std::fs::write(&path, &altered).unwrap();
+        refuses(file);
+        std::fs::write(&path, &written[..written.len() - 1]).unwrap();
+        refuses(file);
+        std::fs::write(&path, &written).unwrap();
+    }
+    // What people edit is theirs.
+    std::fs::write(model.join("README.md"), "# Mine\n").unwrap();
+    let before = answered(calls[0], "");
+    // Whoever means it says so.
+    let tokenizer = model.join("tokenizer.json");
+    let text = std::fs::read_to_string(&tokenizer).unwrap();
+    std::fs::write(&tokenizer, text + "\n").unwrap();
+    refuses("tokenizer.json");
+    std::fs::remove_file(model.join("manifest.json")).unwrap();
+    assert_eq!(answered(calls[0], ""), before);
+    answered(calls[2], "");
 }
 
 #[test]

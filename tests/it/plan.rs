@@ -247,7 +247,8 @@ fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
 }
 
 #[test]
-fn experts_are_predicted_as_if_they_were_used_alike() {
+fn experts_are_predicted_with_room_for_uneven_use() {
+    let mut wrong = Vec::new();
     for family in [
         "mixtral",
         "qwen2_moe",
@@ -269,10 +270,14 @@ fn experts_are_predicted_as_if_they_were_used_alike() {
             let batch = batch(arch.vocab_size, &[600, 500], 5);
             let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
             let ratio = predicted[0] as f64 / held[0] as f64;
-            assert!((0.85..1.25).contains(&ratio), "{family}, {name}: {predicted:?} for {held:?}");
+            println!("{family:16} {name:24} {ratio:.2}");
+            if !(1.0..1.7).contains(&ratio) {
+                wrong.push(format!("{family}, {name}: {predicted:?} for {held:?}"));
+            }
             assert_eq!(held[1], predicted[1], "{family}, {name}");
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub use adapter_config::AdapterConfig;
 pub use background::Background;
 pub use layout::MANIFEST;
 pub use load::{Checkpoint, load, open};
-pub use manifest::{Manifest, verify};
+pub use manifest::{Hashed, Manifest, verify};
 pub use save::{
     FILES, Retention, ShardedState, Snapshot, TRAINED, Weights, Written, clean_stale, elsewhere, save_on, write,
     write_pointers,

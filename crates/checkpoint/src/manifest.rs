@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::layout::MANIFEST;
-use tunesmith_base::error::{Error, Result};
+use super::layout::{MANIFEST, OPTIMIZER, STAMP, STATE};
+use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
 
 /// More than a manifest of any checkpoint.
@@ -22,6 +22,15 @@ const VERSION: u32 = 1;
 pub struct Manifest {
     version: u32,
     files: BTreeMap<String, FileSum>,
+}
+
+/// Of which of a model's files [`Manifest::check_model`] computes the hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hashed {
+    /// All but the weights, which are read later.
+    Small,
+    /// All.
+    All,
 }
 
 /// Size and BLAKE3 hash of a file.
@@ -52,13 +61,15 @@ impl Manifest {
     /// [`tunesmith_base::Kind::Checkpoint`]: there is none, or it is damaged.
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join(MANIFEST);
-        let damaged = |reason: String| damaged(&path, reason);
-        let unreadable = |error: io::Error| unreadable(&path, &error);
-        let file = files::open_own(&path).map_err(unreadable)?;
-        let mut text = Vec::new();
-        file.take(MANIFEST_BYTES).read_to_end(&mut text).map_err(unreadable)?;
-        let manifest: Self =
-            serde_json::from_slice(&text).map_err(|error| damaged("not valid".to_owned()).caused_by(error))?;
+        let text = read_text(&path).map_err(|error| unreadable(&path, &error))?;
+        let parsed = serde_json::from_slice(&text);
+        Self::checked(&path, &text, parsed)
+    }
+
+    /// Checks what was parsed of `text`.
+    fn checked(path: &Path, text: &[u8], parsed: serde_json::Result<Self>) -> Result<Self> {
+        let damaged = |reason: String| damaged(path, reason);
+        let manifest = parsed.map_err(|error| damaged("not valid".to_owned()).caused_by(error))?;
         if manifest.version != VERSION {
             return Err(damaged(format!("version {}, expected {VERSION}", manifest.version)));
         }
@@ -72,22 +83,55 @@ impl Manifest {
         if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
     }
 
+    /// As [`Manifest::read`]; `None` for a folder without a manifest, and for one of another program, which lists no files by hash.
+    fn read_if_any(dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join(MANIFEST);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = read_text(&path).map_err(|error| unreadable(&path, &error))?;
+        let parsed = serde_json::from_slice::<serde_json::Value>(&text);
+        let is_foreign = |value: &serde_json::Value| value.get("version").is_none() && value.get("files").is_none();
+        if parsed.as_ref().is_ok_and(is_foreign) {
+            return Ok(None);
+        }
+        Self::checked(&path, &text, parsed.and_then(serde_json::from_value)).map(Some)
+    }
+
     /// Checks size and hash of those of `names` that the manifest in `dir` lists. A folder without a manifest of this program
     /// passes, such as one that PEFT wrote.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: a file is not as it was written, or the manifest is damaged.
     pub fn check_if_any(dir: &Path, names: &[&str]) -> Result<()> {
-        let path = dir.join(MANIFEST);
-        if !path.exists() || is_foreign(&path) {
-            return Ok(());
-        }
-        let mut manifest = Self::read(dir)?;
-        manifest.files.retain(|name, _| names.contains(&name.as_str()));
-        manifest.check_sizes(dir).and_then(|()| manifest.check_hashes(dir)).map_err(|error| {
+        let all = |_: &str| true;
+        Self::check_written(dir, &|name| names.contains(&name), &all)
+    }
+
+    /// As [`Manifest::check_if_any`], of a whole model: sizes of all files, and hashes of all or of those without weights. What
+    /// people edit (`README.md`) and what only a resume reads is passed over.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: a file is not as it was written, or the manifest is damaged.
+    pub fn check_model(dir: &Path, hashed: Hashed) -> Result<()> {
+        let of_model = |name: &str| !["README.md", OPTIMIZER, STATE, STAMP].contains(&name);
+        let hashes = |name: &str| hashed == Hashed::All || !name.ends_with(".safetensors");
+        Self::check_written(dir, &of_model, &hashes).map_err(|error| error.with_kind(Kind::Model))
+    }
+
+    fn check_written(dir: &Path, names: &dyn Fn(&str) -> bool, hashes: &dyn Fn(&str) -> bool) -> Result<()> {
+        let checked = Self::read_if_any(dir).and_then(|manifest| {
+            let Some(mut manifest) = manifest else { return Ok(()) };
+            manifest.files.retain(|name, _| names(name));
+            manifest.check_sizes(dir)?;
+            manifest.files.retain(|name, _| hashes(name));
+            manifest.check_hashes(dir)
+        });
+        checked.map_err(|error| {
+            let path = dir.join(MANIFEST);
             error
-                .context("the file is not as tunesmith wrote it")
-                .hint(format!("copy the folder again; if you changed the file on purpose, remove {}", path.display()))
+                .context("the folder is not as tunesmith wrote it")
+                .hint(format!("copy the folder again; if you changed a file on purpose, remove {}", path.display()))
         })
     }
 
@@ -141,11 +185,11 @@ impl Manifest {
     }
 }
 
-/// Whether this is JSON of another program, which lists no files by hash.
-fn is_foreign(path: &Path) -> bool {
-    let Ok(file) = files::open_own(path) else { return false };
-    let value: Option<serde_json::Value> = serde_json::from_reader(file.take(MANIFEST_BYTES)).ok();
-    value.is_some_and(|value| value.get("version").is_none() && value.get("files").is_none())
+/// The text of a manifest, cut where it is larger than any.
+fn read_text(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    files::open_own(path)?.take(MANIFEST_BYTES).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 fn hash_file(path: &Path) -> io::Result<String> {

@@ -220,6 +220,8 @@ mod tests {
         "gen.min_p",
         "gen.seed",
         "gen.repetition_penalty",
+        "gen.min_new_tokens",
+        "gen.no_repeat_ngram_size",
         "gen.num_beams",
         "gen.length_penalty",
         "gen.early_stopping",

@@ -174,7 +174,13 @@ impl Resolver {
                 match node {
                     Node::Map(entries) => self.section(document, &spelled, entries, steps, seen)?,
                     Node::Null => {}
-                    other => return Err(refused(&source, &spelled, Refusal::new(other, "keys, indented below it"))),
+                    other => {
+                        let error = refused(&source, &spelled, Refusal::new(other, "keys, indented below it"));
+                        return Err(match other {
+                            Node::Str(text) => yaml::with_colon_hint(error, text),
+                            _ => error,
+                        });
+                    }
                 }
             } else if let Some(def) = def {
                 self.put(def, &spelled, node.clone(), source)?;

@@ -68,10 +68,9 @@ fn instead(key: &str, node: &Node) -> Option<String> {
             WORDS.iter().find(|(of, word, _)| *of == key && *word == given).map(|(.., how)| (*how).to_owned())
         }
         // Transformers takes a share of all steps here.
-        Node::Float(share) if (0.0..1.0).contains(share) => match key {
-            "train.warmup_steps" => Some(format!("set train.warmup_ratio: {share}")),
-            _ => None,
-        },
+        Node::Float(share) if key == "train.warmup_steps" && (0.0..1.0).contains(share) => {
+            Some(format!("set train.warmup_ratio: {share}"))
+        }
         _ => None,
     }
 }

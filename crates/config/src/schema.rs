@@ -515,6 +515,8 @@ section! {
     GenerationConfig = "gen" {
         /// The longest answer in tokens.
         max_new_tokens: usize = 64, range Range::within(1.0, 1e6);
+        /// The model ends no answer before it has so many tokens; 0 for any length. `stop_strings` end an answer all the same.
+        min_new_tokens: usize = 0, range Range::within(0.0, 1e6);
         /// Number of answers in the report, from before and after training side by side; 0 for none.
         num_samples: usize = 8, range Range::within(0.0, 10_000.0);
         /// Sample each token; `false` takes the most probable one (greedy), so that runs can be compared.
@@ -531,6 +533,8 @@ section! {
         seed: Option<u64> = None;
         /// Above 1, tokens that already occurred become less probable.
         repetition_penalty: f64 = 1.0, range Range::greater_than(0.0);
+        /// No sequence of so many tokens occurs twice in prompt and answer together; 0 for no such rule.
+        no_repeat_ngram_size: usize = 0, range Range::within(0.0, 1e6);
         /// Number of beams; 1 for no beam search.
         num_beams: usize = 1, range Range::within(1.0, 256.0);
         /// With beams: a finished answer's log-probability is divided by its length to this power; above 0 favours long ones.

@@ -88,8 +88,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("tuning.lora.base_model_name_or_path", "set model.name"),
     ("tuning.lora.peft_type", "set tuning.mode: lora, ia3 or oft"),
     ("gen.max_length", "set gen.max_new_tokens, which does not count the prompt"),
-    ("gen.min_new_tokens", "not yet part of this version"),
-    ("gen.no_repeat_ngram_size", "not yet part of this version; gen.repetition_penalty makes repetitions less likely"),
     ("gen.eos_token_id", "the model's files say it; gen.stop_strings ends answers at other texts"),
     ("tuning.lora.task_type", "the task says it: set task, and remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),

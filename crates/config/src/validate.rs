@@ -237,6 +237,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.generation_num_beams",
         "a beam search draws nothing; keep one",
     )?;
+    resolved.refuse_if(
+        answers.min_new_tokens > answers.max_new_tokens,
+        "gen.min_new_tokens",
+        "gen.max_new_tokens",
+        "no answer is that long; lower the one or raise the other",
+    )?;
     let guesses = answers.prompt_lookup_num_tokens > 0;
     resolved.refuse_if(
         guesses && answers.num_beams > 1,

@@ -62,7 +62,8 @@ impl Document {
             Ok(Node::Null) => Ok(Self { path: path.to_owned(), text, entries: Vec::new() }),
             Ok(other) => {
                 let found = other.describe();
-                Err(Error::config(format!("{}: expected sections such as `train:`, found {found}", path.display())))
+                let error = format!("{}: expected sections such as `train:`, found {found}", path.display());
+                Err(with_colon_hint(Error::config(error), &text))
             }
             Err(problem) => Err(problem.in_file(path, &text)),
         }
@@ -152,13 +153,45 @@ struct Problem {
 impl Problem {
     fn in_file(self, path: &Path, text: &str) -> Error {
         let Some(Position { line, column }) = self.position else {
-            return Error::config(format!("{}: {}", path.display(), self.message));
+            let error = Error::config(format!("{}: {}", path.display(), self.message));
+            return with_colon_hint(error, text);
         };
         let error = Error::config(format!("{}:{line}:{column}: {}", path.display(), self.message));
         match text.lines().nth(line - 1) {
             Some(found) if found.contains('\t') => error.hint("this line has a tab; YAML is indented by spaces"),
-            _ => error,
+            _ => hint_of_colon(error, assigned_before(text, line)),
         }
+    }
+}
+
+/// The key of a line `key = value`, as other formats have it.
+fn assigned(line: &str) -> Option<&str> {
+    let (key, value) = line.split_once('=')?;
+    let key = key.trim();
+    let is_key = key.starts_with(|first: char| first.is_ascii_alphabetic())
+        && key.chars().all(|sign| sign.is_ascii_alphanumeric() || "_-.".contains(sign));
+    (is_key && !value.starts_with('=')).then_some(key)
+}
+
+/// The first of several lines `key = value` that end at the line of that number, from 1, or above it: the parser notices them
+/// late.
+fn assigned_before(text: &str, line: usize) -> Option<&str> {
+    let lines: Vec<&str> = text.lines().take(line).collect();
+    let (here, above) =
+        lines.split_last().filter(|_| lines.len() == line).map_or(("", &lines[..]), |(here, above)| (*here, above));
+    let above = above.iter().rev().filter(|line| !line.trim().is_empty());
+    above.map_while(|line| assigned(line)).last().or_else(|| assigned(here))
+}
+
+/// The error about `text` with what to write in place of its first line `key = value`, if there is one.
+pub(super) fn with_colon_hint(error: Error, text: &str) -> Error {
+    hint_of_colon(error, text.lines().find_map(assigned))
+}
+
+fn hint_of_colon(error: Error, key: Option<&str>) -> Error {
+    match key {
+        Some(key) => error.hint(format!("in YAML a colon stands after a key: write `{key}: …`, not `{key} = …`")),
+        None => error,
     }
 }
 

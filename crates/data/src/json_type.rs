@@ -9,6 +9,15 @@ pub fn json_type(value: &Value) -> &'static str {
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
+        value if is_other_bytes(value) => "bytes that are neither UTF-8 text nor an image",
         Value::Object(_) => "an object",
     }
+}
+
+/// The only key of the object that stands for bytes of a column that are neither text nor an image, with their number.
+pub const OTHER_BYTES: &str = "other bytes";
+
+/// Whether it stands for such bytes.
+pub fn is_other_bytes(value: &Value) -> bool {
+    value.as_object().is_some_and(|fields| fields.len() == 1 && fields.contains_key(OTHER_BYTES))
 }

@@ -2,6 +2,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::loss_weight;
+use super::json_type::is_other_bytes;
 use super::row::{Form, Row};
 use tunesmith_base::error::Result;
 
@@ -31,7 +32,7 @@ impl Parsed {
         let says = |value: &Value| match value {
             Value::String(text) => text.trim().contains(char::is_whitespace),
             Value::Array(items) => !items.is_empty(),
-            Value::Object(fields) => !fields.is_empty(),
+            Value::Object(fields) => !fields.is_empty() && !is_other_bytes(value),
             _ => false,
         };
         let unread = left.iter().filter(|(_, value)| says(value)).map(|(name, _)| format!("the field {name:?}"));
@@ -96,6 +97,7 @@ mod tests {
             (json!({"input_ids": [1, 2], "audio": "a.wav"}), "\"audio\""),
             (json!({"images": ["a.png"], "prompt": "p", "completion": "c"}), "rows {prompt, completion}"),
             (json!({"images": ["a.png"], "text": "t"}), "rows {text} are text only"),
+            (json!({"text": {"other bytes": 3}}), "field \"text\" is bytes that are neither UTF-8 text nor an image"),
             (json!({"text": "t", "videos": ["a.mp4"]}), "\"videos\""),
             (json!({"image": "a.png", "images": ["b.png"], "caption": "c"}), "show one image"),
             (json!({"image": "a.png", "chosen": "a", "rejected": "b"}), "preference rows"),

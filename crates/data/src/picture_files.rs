@@ -13,7 +13,7 @@ use super::archive::{self, Archives};
 use super::inputs::Inputs;
 use super::pictures::{AMONG_OTHERS, PictureLook, PictureRows, Pictures, WorldRows, bad_image, split_world};
 use super::row::{Form, PROBE_ROWS};
-use super::source;
+use super::source::{self, Place};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files::{self, atomic};
 use tunesmith_config::Config;
@@ -31,20 +31,23 @@ fn split(name: &str) -> (&str, bool) {
     name.strip_suffix(AMONG_OTHERS).map_or((name, false), |file| (file, true))
 }
 
-/// Whether one of the first rows of any file of a configuration shows a picture.
+/// The file and line of the first of the first rows of all files of a configuration that shows a picture.
 ///
 /// # Errors
 /// A file cannot be read.
-pub fn shows_pictures(config: &Config) -> Result<bool> {
+pub fn first_picture(config: &Config) -> Result<Option<Place>> {
     let inputs = Inputs::of(config)?;
-    let mut shows = false;
+    let mut first = None;
     for path in inputs.files() {
         source::read(path, Some(Form::Text), Some(PROBE_ROWS), &Cell::new(0), &mut |row, _| {
-            shows |= row.shows_picture();
+            let place = row.place.clone();
+            if first.is_none() && row.shows_picture() {
+                first = Some(place);
+            }
             Ok(())
         })?;
     }
-    Ok(shows)
+    Ok(first)
 }
 
 /// Reads the pictures of a model's rows from a folder.

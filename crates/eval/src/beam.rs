@@ -1,6 +1,7 @@
 //! Beam search as Transformers does it (`GenerationMixin._beam_search`), for one text: the most probable continuations
 //! so far run side by side; a finished one is ranked by its log-probability over its length to the power of a penalty.
-use super::sample::{has_largest, not_finite, penalise};
+use super::processors::Processors;
+use super::sample::{has_largest, not_finite};
 use tunesmith_base::error::Result;
 use tunesmith_model::{Logits, TextCache};
 
@@ -47,12 +48,10 @@ const OUT: f32 = -1.0e9;
 pub(crate) struct Rules<'a> {
     /// Whether an answer ends with this token; it stays in the candidate.
     pub stops: &'a mut dyn FnMut(&[u32]) -> bool,
-    /// How many ids end an answer.
-    pub stop_ids: usize,
     /// The most tokens of an answer.
     pub max_new: usize,
-    /// Repetition penalty; 1 does nothing.
-    pub penalty: f32,
+    /// What changes log-probabilities before they are compared.
+    pub processors: Processors<'a>,
 }
 
 /// The beams of one text, in the order of their caches.
@@ -88,11 +87,11 @@ impl Search {
         let Beams { count, length_penalty, early_stopping } = self.how;
         let length = self.running.first().map_or(0, |beam| beam.tokens.len()) + 1;
         // The best continuations of all beams.
-        let keep = 2.max(1 + rules.stop_ids) * count;
+        let keep = 2.max(1 + rules.processors.stop_ids.len()) * count;
         let mut candidates: Vec<(f32, usize, u32)> = Vec::new();
         for (index, beam) in self.running.iter().enumerate() {
             let mut scores = log_softmax(logits.row(first + index));
-            penalise(&mut scores, prompt.iter().chain(&beam.tokens).copied(), rules.penalty);
+            rules.processors.apply(&mut scores, prompt, &beam.tokens);
             if !has_largest(&scores) {
                 return Err(not_finite(&logits.row(first + index), length - 1));
             }

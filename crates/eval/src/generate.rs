@@ -3,7 +3,7 @@
 //! the texts wait, and their prompts are computed again later.
 use super::beam::{Rules, Search};
 use super::prompt_lookup::PromptLookup;
-use super::sample::{distribution, draw, has_largest, not_finite, penalise};
+use super::sample::{distribution, draw, has_largest, not_finite};
 use super::settings::{Settings, Strategy};
 use super::watcher::{Answer, End, Go, Watcher};
 use std::collections::VecDeque;
@@ -204,15 +204,15 @@ impl Chooser<'_> {
     /// [`Kind::Numeric`]: the logits are not finite.
     fn choose(&mut self, row: usize, text: usize, prompt: &[u32], tokens: &[u32]) -> Result<u32> {
         let settings = self.settings;
-        let plain = settings.repetition_penalty == 1.0;
-        if plain && settings.strategy == Strategy::Greedy {
+        let processors = settings.processors();
+        if settings.strategy == Strategy::Greedy && !processors.change(tokens.len()) {
             if self.best.is_empty() {
                 self.best = self.logits.best();
             }
             return self.best[row].ok_or_else(|| not_finite(&self.logits.row(row), tokens.len()));
         }
         let mut scores = self.logits.row(row);
-        penalise(&mut scores, prompt.iter().chain(tokens).copied(), settings.repetition_penalty as f32);
+        processors.apply(&mut scores, prompt, tokens);
         let chosen = match &settings.strategy {
             Strategy::Sample(how) => distribution(&scores, how)
                 .map(|kept| draw(&kept, how, settings.first_text + text as u64, tokens.len() as u64)),
@@ -332,9 +332,8 @@ impl<'a> Work<'a> {
             };
             let mut rules = Rules {
                 stops: &mut stops,
-                stop_ids: settings.stop_ids.len(),
                 max_new: settings.max_new_tokens.min(room),
-                penalty: settings.repetition_penalty as f32,
+                processors: settings.processors(),
             };
             search.take(self.prompt, &mut rules, chooser.logits, first, &mut self.caches)?
         };

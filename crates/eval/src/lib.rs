@@ -4,6 +4,7 @@ pub mod chat;
 mod eval_split;
 mod generate;
 pub mod metrics;
+pub mod processors;
 mod prompt_lookup;
 mod reasoning;
 mod row_generator;

@@ -76,13 +76,15 @@ pub fn distribution(logits: &[f32], how: &Sampling) -> Option<Vec<(u32, f64)>> {
     Some(kept.into_iter().map(|(id, _)| id).zip(probabilities).collect())
 }
 
-/// Why an answer's token at `place` cannot be chosen: its `logits` are NaN or infinite, or the settings of sampling make them so.
+/// Why an answer's token at `place` cannot be chosen: its `logits` are NaN or infinite, or the settings of generation make them so.
 pub fn not_finite(logits: &[f32], place: usize) -> Error {
     let token = place + 1;
     if has_largest(logits) {
-        let message = format!("the scores of token {token} of an answer are not finite after sampling's settings");
-        return Error::numeric(message)
-            .hint("raise gen.temperature or gen.repetition_penalty; common values are 0.1 to 2 and 1 to 1.3");
+        let message = format!("the scores of token {token} of an answer are not finite after the settings of gen");
+        return Error::numeric(message).hint(
+            "raise gen.temperature or gen.repetition_penalty; common values are 0.1 to 2 and 1 to 1.3. If \
+             gen.no_repeat_ngram_size leaves no token, raise it too",
+        );
     }
     Error::numeric(format!("the model's logits for token {token} of an answer are not finite"))
         .hint("the weights are too large for float32, as after a training that diverged: use an earlier checkpoint")

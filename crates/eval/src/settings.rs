@@ -1,5 +1,6 @@
 //! How answers are generated: their length, what ends them, and how the next token is chosen.
 use super::beam::{BeamEarlyStopping, Beams};
+use super::processors::Processors;
 use super::prompt_lookup::PromptLookup;
 use super::sample::Sampling;
 use tunesmith_config::{BeamStop, Config, GenerationConfig};
@@ -28,6 +29,10 @@ pub struct Settings {
     pub stop_ids: Vec<u32>,
     /// Repetition penalty on tokens of the prompt and the answer; 1 does nothing.
     pub repetition_penalty: f64,
+    /// No sequence of so many tokens occurs twice in prompt and answer; 0 for no such rule.
+    pub no_repeat_ngram_size: usize,
+    /// No stop id ends an answer before it has so many tokens.
+    pub min_new_tokens: usize,
     /// How the next token is chosen.
     pub strategy: Strategy,
     /// How the next tokens are guessed, to be read in one pass; none for one token at a time.
@@ -39,17 +44,29 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Greedy decoding, without a repetition penalty.
+    /// Greedy decoding, without processors of scores.
     pub const fn greedy(max_new_tokens: usize, context: usize, stop_ids: Vec<u32>) -> Self {
         Self {
             max_new_tokens,
             context,
             stop_ids,
             repetition_penalty: 1.0,
+            no_repeat_ngram_size: 0,
+            min_new_tokens: 0,
             strategy: Strategy::Greedy,
             lookup: None,
             first_text: 0,
             pass_tokens: PASS_TOKENS,
+        }
+    }
+
+    /// What changes scores before a token is chosen by them.
+    pub fn processors(&self) -> Processors<'_> {
+        Processors {
+            repetition_penalty: self.repetition_penalty as f32,
+            no_repeat_ngram_size: self.no_repeat_ngram_size,
+            min_new_tokens: self.min_new_tokens,
+            stop_ids: &self.stop_ids,
         }
     }
 
@@ -79,6 +96,8 @@ impl Settings {
         Self {
             max_new_tokens: generation.max_new_tokens,
             repetition_penalty: generation.repetition_penalty,
+            no_repeat_ngram_size: generation.no_repeat_ngram_size,
+            min_new_tokens: generation.min_new_tokens,
             strategy,
             lookup: (generation.prompt_lookup_num_tokens > 0).then_some(PromptLookup {
                 num_tokens: generation.prompt_lookup_num_tokens,

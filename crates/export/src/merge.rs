@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
-use tunesmith_checkpoint::peft;
 use tunesmith_checkpoint::stamp_check::{AdapterStamp, BASE_MODEL};
+use tunesmith_checkpoint::{Hashed, Manifest, peft};
 use tunesmith_config::adapters::lora::LoraConfig;
 use tunesmith_config::arch::{Arch, TensorSpec, Vocabulary};
 use tunesmith_config::vision::VisionArch;
@@ -41,6 +41,7 @@ impl Parts {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the base cannot be read; [`tunesmith_base::Kind::Checkpoint`]: an adapter does not fit.
     pub fn open(base: &Path, below: &[PathBuf], vocabulary: &Vocabulary) -> Result<Self> {
+        Manifest::check_model(base, Hashed::All)?;
         let mut arch = Arch::from_dir(base)?;
         let weights = WeightFiles::open_model(base, &arch, &arch.tensors())?;
         let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
@@ -255,6 +256,7 @@ fn frozen_config(arch: &Arch) -> Config {
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: it cannot be read.
 pub fn plain_model(dir: &Path, vision: Option<Arc<VisionArch>>) -> Result<Model> {
+    Manifest::check_model(dir, Hashed::All)?;
     let mut arch = Arch::from_dir(dir)?;
     let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
     arch.vision = vision;

@@ -9,9 +9,9 @@ use super::run_pictures::RunPictures;
 use super::vision::{self, Seer, Sight};
 use super::{classification_head, coefficient_limits, trainable};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_checkpoint::Checkpoint;
 use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::peft::{self, Tensors};
+use tunesmith_checkpoint::{Checkpoint, Hashed, Manifest};
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::vision::VisionArch;
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
@@ -175,6 +175,9 @@ impl Described {
                 hub::model_dir(&config.model, Part::Whole, &downloads)?;
             }
         }
+        if config.model.init == Init::Pretrained {
+            Manifest::check_model(&dir, Hashed::Small)?;
+        }
         let weights = match (config.model.init, arch.wrapper) {
             (Init::Pretrained, _) => Some(WeightFiles::open_model(&dir, &arch, &stored)?),
             (Init::Random, None) if arch.is_renamed() => {
@@ -267,13 +270,17 @@ impl ModelSource {
         }
     }
 
-    /// A hash of the weights of the base and of the merged adapters, for the stamp. Reads all weights once.
+    /// A hash of the weights of the base and of the merged adapters, for the stamp. Reads all weights once, and before that all
+    /// files of a model that tunesmith wrote, to compare them with its manifest.
     ///
     /// # Errors
-    /// The weights cannot be read.
+    /// The weights cannot be read, or are not as they were written.
     pub fn fingerprint(&self) -> Result<String> {
         let base = match &self.weights {
-            Some(weights) => weights.fingerprint()?,
+            Some(weights) => {
+                Manifest::check_model(&self.dir, Hashed::All)?;
+                weights.fingerprint()?
+            }
             None => format!("random, seed {}", self.config.train.seed),
         };
         Ok(self.stack_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}")))

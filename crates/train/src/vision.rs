@@ -54,11 +54,13 @@ impl Sight {
         part: Part,
         downloads: &dyn DownloadProgress,
     ) -> Result<Option<Self>> {
-        let shows = match config.vision.load {
-            Some(load) => load,
-            None => names_encoder(config) || tunesmith_data::shows_pictures(config)?,
-        };
-        if shows { Self::open(config, seer, part, downloads).map(Some) } else { Ok(None) }
+        if config.vision.load.unwrap_or_else(|| names_encoder(config)) {
+            return Self::open(config, seer, part, downloads).map(Some);
+        }
+        let shows = if config.vision.load.is_none() { tunesmith_data::first_picture(config)? } else { None };
+        let Some(row) = shows else { return Ok(None) };
+        let opened = Self::open(config, seer, part, downloads);
+        opened.map(Some).map_err(|error| error.context(format!("{row}: the row shows an image")))
     }
 
     /// The same with what the adapter in `dir` has trained.

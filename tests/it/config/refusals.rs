@@ -11,6 +11,28 @@ fn a_typo_names_line_column_and_the_nearest_key() {
 }
 
 #[test]
+fn an_equals_sign_in_place_of_a_colon_is_named_with_its_key() {
+    for (text, key) in [
+        ("config =1", "config"),
+        ("# TOML\nmodel = \"x\"\nseed = 2\n", "model"),
+        ("train.max_steps=3", "train.max_steps"),
+        ("train:\n  max_steps = 5\n", "max_steps"),
+        ("train: max_steps = 5\n", "max_steps"),
+        ("train:\n  max_steps = 5\n  seed = 3\n", "max_steps"),
+        ("model: {name: x}\nseed = 2\n", "seed"),
+        ("train:\n  max_steps: 5\n  seed = 3\n\n  lr = 1\ndata:\n  seed: 1\n", "seed"),
+        ("[train]\nmax_steps = 3\n", "max_steps"),
+    ] {
+        let error = refusal(text);
+        let hint = format!("\n  hint: in YAML a colon stands after a key: write `{key}: …`, not `{key} = …`");
+        assert!(error.ends_with(&hint), "{text}: {error}");
+    }
+    for text in ["train: [1\n", "train: 5\n", "just text\n", "train:\n  - a == b\n x: 1\n"] {
+        assert!(!refusal(text).contains("colon stands"), "{text}: {}", refusal(text));
+    }
+}
+
+#[test]
 fn nearest_names_are_found_in_other_places_too() {
     let near = |text: &str, name: &str| {
         let error = refusal(text);
@@ -110,6 +132,7 @@ fn keys_of_later_versions_are_refused_by_name() {
     hint("tuning: {lora: {lora_bias: true}}", "set tuning.lora.bias: lora_only");
     hint("train: {greater_is_better: true}", "which direction is better is known");
     hint("gen: {do_sample: true, num_beams: 2}", "a beam search draws nothing");
+    hint("gen: {min_new_tokens: 65}", "no answer is that long");
     hint("block_size: 1024", "set data.format: text and data.packing: true");
     hint("datasets: [{path: x}]", "tunesmith import FILE");
     hint("deepspeed: x.json", "set train.deepspeed: FILE");
@@ -268,7 +291,7 @@ fn a_run_needs_a_model_and_rows() {
         assert!(text.contains("=***") && !text.contains("hf_secret"), "{text}");
     }
     // What only counts or names tokens of text is shown.
-    for word in ["gen.min_new_tokens=5", "gen.eos_token=two"] {
+    for word in ["gen.min_tokens=5", "gen.eos_token=two"] {
         let text = run(&[word]).unwrap_err().to_string();
         assert!(text.contains(word), "{text}");
     }

@@ -57,6 +57,15 @@ fn refused_data(rows: &[u8], wanted: &[&str]) {
 const GOOD_ROW: &str = r#"{"messages":[{"role":"user","content":"ab"},{"role":"assistant","content":"ba"}]}"#;
 
 #[test]
+fn an_image_for_a_model_of_text_names_its_row() {
+    let fixture = Fixture::new();
+    let shown = r#"{"image": "a.png", "caption": "c"}"#;
+    fs::write(fixture.path("train.jsonl"), format!("{GOOD_ROW}\n{GOOD_ROW}\n{shown}\n{shown}\n")).unwrap();
+    let wanted = ["train.jsonl:3: the row shows an image", "\"llama\"", "or leave rows with images out"];
+    refused(&fixture, &fixture.config("run", &[]), &[], 4, &wanted);
+}
+
+#[test]
 fn data_that_is_empty_malformed_or_not_utf8() {
     refused_data(b"", &["no rows"]);
     refused_data(b"\n\n", &["no rows"]);

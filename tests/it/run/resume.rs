@@ -188,6 +188,28 @@ fn a_checkpoint_holds_what_a_run_from_an_adapter_needs() {
     assert_same_ending(&fixture.path("out"), &fixture.path("stopped"), 6, false);
 }
 
+/// Steps of the checkpoints in a folder.
+fn saved(output_dir: &Path) -> Vec<u64> {
+    let names = std::fs::read_dir(output_dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut steps: Vec<u64> = names.filter_map(|name| name.strip_prefix("checkpoint-")?.parse().ok()).collect();
+    steps.sort_unstable();
+    steps
+}
+
+#[test]
+fn a_share_as_save_steps_is_one_of_all_steps_after_a_resume_too() {
+    let fixture = Fixture::new();
+    let extra = ["train.save_strategy: steps", "train.save_steps: 0.25", "train.save_total_limit: null"];
+    straight_equals_stopped_on(&fixture, &extra, &[3, 9]);
+    // A quarter of 14 steps, rounded up; a stop saves where it is.
+    assert_eq!(saved(&fixture.path("out")), [4, 8, 12, 14]);
+    assert_eq!(saved(&fixture.path("stopped")), [3, 4, 8, 9, 12, 14]);
+    // With more steps in all, a quarter of those.
+    let words = ["train.resume_from_checkpoint=latest", "train.max_steps=26", "train.lr_scheduler_type=cosine"];
+    assert!(go(&fixture.path("run.yaml"), &words, u64::MAX));
+    assert_eq!(saved(&fixture.path("out")), [4, 8, 12, 14, 21, 26]);
+}
+
 #[test]
 fn stopping_after_the_last_step_leaves_only_the_ending_to_do() {
     straight_equals_stopped(&[], &[14]);

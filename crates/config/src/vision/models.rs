@@ -308,9 +308,9 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         "paligemma" => paligemma(&source, decoder_size),
         "internvl" => internvl(&source, decoder_size),
         kind @ ("qwen2_vl" | "qwen2_5_vl" | "qwen3_vl") => qwen_vl(&source, kind, decoder_size),
-        other => Err(source
-            .not_yet(format!("images in a model of model_type {other:?}"))
-            .hint(format!("models that see images in this version: {SEEING}; or set vision.encoder"))),
+        other => Err(source.not_yet(format!("images in a model of model_type {other:?}")).hint(format!(
+            "models that see images in this version: {SEEING}; or set vision.encoder, or leave rows with images out"
+        ))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Columns of a record batch as JSON. A null counts as an absent field; in a list it stays.
 //!
 //! Bytes in UTF-8 become text, because some Parquet writers (older Spark, Impala) do not mark text columns. An image's become
-//! a `data:` URI; of other bytes only the length is passed on. Decimals become numbers. Dates, times, durations and intervals
+//! a `data:` URI; of other bytes only the length is passed on ([`OTHER_BYTES`]). Decimals become numbers. Dates, times, durations and intervals
 //! become text, in the forms of arrow-json.
 use std::fmt::{Debug, Display};
 
@@ -21,6 +21,7 @@ use arrow_array::{
 use arrow_schema::{DataType, Fields, IntervalUnit, TimeUnit};
 use serde::Serialize;
 
+use crate::json_type::OTHER_BYTES;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tunesmith_base::error::{Error, Result};
@@ -89,11 +90,10 @@ fn column(array: &dyn Array) -> Result<Encode<'_>> {
         DataType::Binary => text(array).unwrap_or_else(|| bytes(array.as_binary::<i32>())),
         DataType::LargeBinary => text(array).unwrap_or_else(|| bytes(array.as_binary::<i64>())),
         DataType::BinaryView => text(array).unwrap_or_else(|| {
-            present(array.as_binary_view(), |array, at, out| picture_or_length(array.value(at), out))
+            present(array.as_binary_view(), |array, at, out| picture_or_other(array.value(at), out))
         }),
-        DataType::FixedSizeBinary(_) => present(array.as_fixed_size_binary(), |array, at, out| {
-            let digits: Vec<String> = array.value(at).iter().map(|byte| format!("{byte:02x}")).collect();
-            json(&digits.concat(), out);
+        DataType::FixedSizeBinary(_) => text(array).unwrap_or_else(|| {
+            present(array.as_fixed_size_binary(), |array, at, out| picture_or_other(array.value(at), out))
         }),
         DataType::Timestamp(TimeUnit::Second, zone) => timestamp::<TimestampSecondType>(array, zone.as_deref()),
         DataType::Timestamp(TimeUnit::Millisecond, zone) => {
@@ -198,19 +198,27 @@ fn text(array: &dyn Array) -> Option<Encode<'_>> {
         DataType::BinaryView => present(array.as_binary_view().clone().to_string_view().ok()?, |array, at, out| {
             json(array.value(at), out);
         }),
+        DataType::FixedSizeBinary(_) => {
+            let array = array.as_fixed_size_binary();
+            let is_text = |at| array.is_null(at) || std::str::from_utf8(array.value(at)).is_ok();
+            if !(0..array.len()).all(is_text) {
+                return None;
+            }
+            present(array, |array, at, out| json(&String::from_utf8_lossy(array.value(at)), out))
+        }
         _ => return None,
     })
 }
 
 fn bytes<O: OffsetSizeTrait>(array: &GenericBinaryArray<O>) -> Encode<'_> {
-    present(array, |array, at, out| picture_or_length(array.value(at), out))
+    present(array, |array, at, out| picture_or_other(array.value(at), out))
 }
 
-fn picture_or_length(bytes: &[u8], out: &mut Vec<u8>) {
+fn picture_or_other(bytes: &[u8], out: &mut Vec<u8>) {
     if is_picture(bytes) {
         json(&format!("data:;base64,{}", STANDARD.encode(bytes)), out);
     } else {
-        json(&bytes.len(), out);
+        json(&serde_json::json!({ OTHER_BYTES: bytes.len() }), out);
     }
 }
 

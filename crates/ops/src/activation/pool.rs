@@ -26,14 +26,40 @@ struct Buffers {
     idle: HashMap<usize, Vec<Buffer>>,
     /// How many there are, in use and idle.
     all: HashMap<usize, usize>,
+    /// Values in use, and the most that ever were, since all was last given back.
+    used: usize,
+    most: usize,
 }
 
 impl Buffers {
+    /// Counts a buffer that is taken into use.
+    fn take(&mut self, values: usize) {
+        self.used += values;
+        self.most = self.most.max(self.used);
+    }
+
+    /// Gives idle memory back until no more is held than was ever in use at once. Lengths that differ from
+    /// pass to pass would otherwise leave the most buffers of each length.
+    fn trim(&mut self) {
+        let idle: usize = self.idle.iter().map(|(values, idle)| values * idle.len()).sum();
+        let mut beyond = (self.used + idle).saturating_sub(self.most);
+        while beyond > 0 {
+            // The smallest that is enough, else the largest.
+            let sizes = self.idle.iter().filter(|(_, idle)| !idle.is_empty()).map(|(values, _)| *values);
+            let fit = sizes.min_by_key(|&values| if values < beyond { (1, usize::MAX - values) } else { (0, values) });
+            let Some(values) = fit else { return };
+            self.idle.get_mut(&values).and_then(Vec::pop);
+            *self.all.entry(values).or_default() -= 1;
+            beyond = beyond.saturating_sub(values);
+        }
+    }
+
     /// Gives the memory of those that are idle back.
     fn clear(&mut self) {
         for (values, idle) in self.idle.drain() {
             *self.all.entry(values).or_default() -= idle.len();
         }
+        self.most = self.used;
     }
 }
 
@@ -155,6 +181,11 @@ impl Pool {
         }
     }
 
+    /// Whether idle buffers make room for one of another length. A GPU would wait for its work each time.
+    fn trims(&self) -> bool {
+        self.stepped && self.device == Device::Cpu
+    }
+
     /// Bytes of the buffers that wait for use.
     pub fn idle_bytes(&self) -> u64 {
         self.buffers().idle.values().flatten().map(Buffer::bytes).sum()
@@ -210,11 +241,16 @@ impl Pool {
     /// As [`Pool::blank`], of that type.
     pub(super) fn typed_blank(self: &Arc<Self>, tokens: usize, features: usize, number: Number) -> Activation {
         let values = floats(self.sized(tokens) * features * LANES, number);
-        let reused = self.buffers().idle.get_mut(&values).and_then(Vec::pop);
+        let mut buffers = self.buffers();
+        buffers.take(values);
+        let reused = buffers.idle.get_mut(&values).and_then(Vec::pop);
         let buffer = reused.unwrap_or_else(|| {
-            let buffer = Buffer::new(self.device, values);
-            *self.buffers().all.entry(values).or_default() += 1;
-            buffer
+            if self.trims() {
+                buffers.trim();
+            }
+            *buffers.all.entry(values).or_default() += 1;
+            drop(buffers);
+            Buffer::new(self.device, values)
         });
         Activation { buffer: Some(buffer), tokens, features, number, pool: Arc::clone(self) }
     }
@@ -222,6 +258,7 @@ impl Pool {
     /// Takes the buffer of an activation of `features` back.
     pub(super) fn take_back(&self, buffer: Buffer, features: usize, number: Number) {
         let mut buffers = self.buffers();
+        buffers.used = buffers.used.saturating_sub(buffer.values());
         // Memory from before the last `reserve` is not wanted any more.
         let wanted = floats(self.panels.load(Ordering::Relaxed) * features * LANES, number);
         if self.stepped || buffer.values() == wanted {
@@ -270,6 +307,25 @@ mod tests {
             assert_eq!(products(), [Number::F32; 2]);
         }
         assert_eq!(products(), [Number::Bf16, Number::F32]);
+    }
+
+    #[test]
+    fn a_pool_of_many_lengths_holds_no_more_than_was_in_use_at_once() {
+        let held = |pool: &Pool| pool.buffers().all.iter().map(|(values, all)| values * all).sum::<usize>();
+        let pool = Pool::stepped();
+        // Three of one panel and one of eight, which change their places from pass to pass.
+        for pass in 0..6 {
+            let lengths = (0..4).map(|expert| if expert == pass % 4 { 120 } else { 16 * (1 + pass % 2) });
+            drop(lengths.map(|tokens| pool.act(tokens, 5)).collect::<Vec<_>>());
+            let most = if pass == 0 { 3 + 8 } else { 3 * 2 + 8 };
+            assert!(held(&pool) <= 16 * 5 * most, "{pass}");
+        }
+        drop([100; 3].map(|tokens| pool.act(tokens, 5)));
+        assert_eq!(held(&pool), 16 * 5 * 24);
+        assert_eq!(pool.idle_bytes(), 4 * 16 * 5 * 24);
+        pool.release();
+        drop(pool.act(16, 5));
+        assert_eq!(held(&pool), 16 * 5);
     }
 
     #[test]

@@ -126,7 +126,7 @@ pub struct Segment {
 /// How the tokens of a pass spread over the experts, which sizes the experts' buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Routing {
-    /// Each expert gets as many tokens as any other.
+    /// Each expert gets about as many tokens as any other; on a GPU, exactly as many.
     Balanced,
     /// All tokens choose the same experts.
     Worst,
@@ -261,7 +261,7 @@ impl<'a> Predictor<'a> {
         (pairs.max().unwrap_or(0), block.frozen + head.frozen)
     }
 
-    /// Bytes of a pass's activations, if tokens spread evenly over experts.
+    /// Bytes of a pass's activations. Over experts, tokens spread evenly on a GPU, and about so on the CPU.
     pub fn activations(&self, pass: &Pass) -> Walked {
         self.activations_routed(pass, Routing::Balanced)
     }
@@ -290,8 +290,8 @@ impl<'a> Predictor<'a> {
         self.bytes(&counts, pass, routing)
     }
 
-    /// The bytes that a pass needs more where all tokens choose the same experts than where they spread evenly; `None` for
-    /// a model without experts, and where that needs no more.
+    /// The bytes that a pass needs more where all tokens choose the same experts than what [`Predictor::activations`] says;
+    /// `None` for a model without experts, and where that needs no more.
     pub fn uneven_routing(&self, pass: &Pass) -> Option<u64> {
         self.job.arch.experts.as_ref()?;
         let pools = |routing| self.activations_routed(pass, routing).pools;
@@ -342,16 +342,32 @@ impl<'a> Predictor<'a> {
         let (mut kept, mut pools) = (bytes(&counts.saved, tokens), bytes(&counts.all, tokens));
         for expert in &counts.experts {
             let seen = if expert.labelled { pass.labelled } else { pass.tokens };
-            let each = match routing {
-                Routing::Balanced => self.tokens_of_an_expert(seen),
-                Routing::Worst => seen,
+            let (saved, all) = match routing {
+                Routing::Balanced => self.experts_bytes(expert, seen),
+                Routing::Worst => (bytes(&expert.saved, stepped(seen)), bytes(&expert.all, stepped(seen))),
             };
-            let each = each.div_ceil(LANES).next_power_of_two() * LANES;
-            kept += bytes(&expert.saved, each);
-            pools += bytes(&expert.all, each);
+            kept += saved;
+            pools += all;
         }
         let chunk = chunk_tokens(self.job.arch.outputs(), tunesmith_device::Device::Cpu) as u64;
         Walked { kept, pools, head: bytes(&counts.head, chunk.min(pass.labelled)), host: 0 }
+    }
+
+    /// Bytes of the saved buffers of experts for `tokens`, and of all of them, whatever each expert sees. Sizes are powers of two
+    /// panels: for n tokens fewer than 2 n + 16. Saved ones are those of many blocks. Over these it is about half as much again
+    /// as n and a panel. Of others, those of one block are there at a time: that which needs the most counts. Those that one
+    /// expert has at a time may have to take all tokens.
+    fn experts_bytes(&self, counts: &ExpertCounts, tokens: u64) -> (u64, u64) {
+        let (even, most) = (self.tokens_of_an_expert(tokens), stepped(tokens));
+        let experts = self.experts_in_use(tokens).max(1);
+        let part = |of: &dyn Fn(u64, u64) -> u64| -> Counts {
+            let saved = |features| counts.saved.get(features).copied().unwrap_or(0);
+            counts.all.iter().map(|(features, &all)| (*features, of(saved(features), all))).collect()
+        };
+        let saved = bytes(&counts.saved, ((3 * even).div_ceil(2) + LANES).min(most));
+        let of_all = part(&|saved, all| all.saturating_sub(saved) / experts * experts);
+        let of_one = part(&|saved, all| all.saturating_sub(saved) % experts);
+        (saved, saved + bytes(&of_all, (2 * even + LANES).min(most)) + bytes(&of_one, most))
     }
 
     /// Tokens that an expert sees if `tokens` are spread evenly.
@@ -424,6 +440,11 @@ impl<'a> Predictor<'a> {
         breakdown.passing = breakdown.passing.max((loaded + breakdown.passing).saturating_sub(breakdown.total()));
         breakdown
     }
+}
+
+/// Tokens that an expert's buffer for so many has room for: a power of two panels.
+const fn stepped(tokens: u64) -> u64 {
+    tokens.div_ceil(LANES).next_power_of_two() * LANES
 }
 
 /// Whether a tensor is gathered with the embedding: its own, and those of embeddings for each block.

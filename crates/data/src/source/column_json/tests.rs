@@ -106,7 +106,13 @@ fn every_type() -> Vec<ArrayRef> {
             Some(b"\xff\xd8\xff\xe0"),
         ])),
         Arc::new(BinaryViewArray::from_iter([Some(b"\xff".as_slice()), None, Some(b"\xff\xd8")])),
-        Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size([Some([0, 255]), None].into_iter(), 2).unwrap()),
+        Arc::new(
+            FixedSizeBinaryArray::try_from_sparse_iter_with_size(
+                [Some(*b"\xff\0ab"), None, Some(*b"\xff\xd8\xff\xe0")].into_iter(),
+                4,
+            )
+            .unwrap(),
+        ),
         Arc::new(TimestampSecondArray::from(vec![Some(1_600_000_000), None, Some(-1), Some(i64::MAX)])),
         Arc::new(TimestampMillisecondArray::from(vec![Some(1_600_000_000_001), None, Some(0)])),
         Arc::new(TimestampMicrosecondArray::from(vec![Some(1_600_000_000_000_001), None, Some(-1)])),
@@ -176,7 +182,7 @@ fn every_type() -> Vec<ArrayRef> {
 }
 
 /// The values of [`every_type`] in a column `x`. arrow-json 60.1 wrote the same rows (compared in November 2026, whole
-/// and sliced, floats after parsing), when `LineDelimitedWriter` was still used here.
+/// and sliced, floats after parsing), when `LineDelimitedWriter` was still used here; but for bytes, which it wrote as digits.
 const WRITTEN: &str = r#"Null: absent | absent
 Boolean: true | absent | false
 Int8: -128 | absent | 127
@@ -198,9 +204,9 @@ Utf8: "é\"\\\n\u0001 😀" | absent | ""
 LargeUtf8: "a" | absent | "b"
 Utf8View: "short" | absent | "longer than twelve bytes"
 Binary: "a" | absent | ""
-LargeBinary: 1 | absent | 2 | "data:;base64,/9j/4A=="
-BinaryView: 1 | absent | 2
-FixedSizeBinary(2): "00ff" | absent
+LargeBinary: {"other bytes":1} | absent | {"other bytes":2} | "data:;base64,/9j/4A=="
+BinaryView: {"other bytes":1} | absent | {"other bytes":2}
+FixedSizeBinary(4): {"other bytes":4} | absent | "data:;base64,/9j/4A=="
 Timestamp(s): "2020-09-13T12:26:40" | absent | "1969-12-31T23:59:59" | "ERROR: Cast error: Failed to convert 9223372036854775807 to datetime for Timestamp(s)"
 Timestamp(ms): "2020-09-13T12:26:40.001" | absent | "1970-01-01T00:00:00"
 Timestamp(µs): "2020-09-13T12:26:40.000001" | absent | "1969-12-31T23:59:59.999999"
@@ -270,6 +276,12 @@ fn bytes_are_text_where_they_are_utf8() {
     let found = lines(vec![
         ("plain", Arc::new(BinaryArray::from_opt_vec(vec![Some("\u{e9}\"".as_bytes()), None]))),
         ("view", Arc::new(BinaryViewArray::from_iter_values([b"e", b"f"]))),
+        (
+            "fixed",
+            Arc::new(
+                FixedSizeBinaryArray::try_from_sparse_iter_with_size([None, Some("\u{e9}")].into_iter(), 2).unwrap(),
+            ),
+        ),
         ("list", Arc::new(list.finish())),
         ("nested", Arc::new(StructArray::try_from(vec![("inner", inner.clone())]).unwrap())),
         ("keyed", Arc::new(DictionaryArray::try_new(keys, inner).unwrap())),
@@ -279,7 +291,7 @@ fn bytes_are_text_where_they_are_utf8() {
         found,
         [
             "{\"plain\":\"\u{e9}\\\"\",\"view\":\"e\",\"list\":[\"one\",null],\"nested\":{\"inner\":\"x\"},\"keyed\":\"y\",\"text\":\"g\"}",
-            "{\"view\":\"f\",\"nested\":{\"inner\":\"y\"},\"keyed\":\"x\",\"text\":\"h\"}"
+            "{\"view\":\"f\",\"fixed\":\"\u{e9}\",\"nested\":{\"inner\":\"y\"},\"keyed\":\"x\",\"text\":\"h\"}"
         ]
     );
 }
@@ -287,7 +299,7 @@ fn bytes_are_text_where_they_are_utf8() {
 #[test]
 fn other_bytes_are_only_counted() {
     let pixels: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"\xff\xd8\xfe", b"text"]));
-    assert_eq!(lines(vec![("image", pixels)]), ["{\"image\":3}", "{\"image\":4}"]);
+    assert_eq!(lines(vec![("image", pixels)]), ["{\"image\":{\"other bytes\":3}}", "{\"image\":{\"other bytes\":4}}"]);
 }
 
 #[test]
