@@ -1,12 +1,16 @@
 //! Sixteen rows of a matrix as columns: of each column the numbers of all rows, in the lanes of a vector.
 use crate::activation::LANES;
 use crate::gemm::{Matrix, Store};
-use crate::quant::{EIGHTH, Eight, Four, any_run};
+use crate::quant::{EIGHTH, Eight, Four, Quantized, any_run};
 use crate::simd::{Number, Simd, TurnedBytes, prefetch_far, turn_bytes};
+use std::mem::MaybeUninit;
 use tunesmith_cpu_slice::CpuSlice as _;
 
 /// Columns of floats that are turned at once.
 const EIGHT: usize = LANES / 2;
+/// Columns that are widened at once.
+const WIDENED: usize = 64;
+
 /// What takes columns one after the other.
 pub(super) trait Sink<V: Copy>: Sized {
     /// Column `k`.
@@ -242,6 +246,58 @@ impl<S: Simd> Source<S> for Nibbles<'_, S::V> {
             let [high, low] = S::lookup_pairs(self.table, turned.bytes.0[at / 2 * LANES..][..LANES].as_ptr());
             S::mul(if at.is_multiple_of(2) { high } else { low }, turned.factors[at / LANES])
         }
+    }
+}
+
+/// Rows of any quantized matrix: widened first, then turned.
+#[derive(Clone, Copy)]
+pub(super) struct Widened<'a> {
+    pub(super) matrix: &'a Quantized,
+    /// The first row, and the numbers of each.
+    pub(super) row: usize,
+    pub(super) width: usize,
+    /// Lines of the matrix for eight columns of sixteen rows.
+    pub(super) lines: usize,
+}
+
+/// Columns end to end.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct TurnedFloats([f32; WIDENED * LANES]);
+
+impl<S: Simd> Source<S> for Widened<'_> {
+    const COLUMNS: usize = WIDENED;
+    type Turned = TurnedFloats;
+    #[inline(always)]
+    unsafe fn turn(&mut self, k: usize, ahead: &mut Ahead, to: &mut TurnedFloats) {
+        let mut rows = [MaybeUninit::<f32>::uninit(); LANES * WIDENED];
+        let rows: *mut f32 = rows.as_mut_ptr().cast();
+        // SAFETY: sixteen rows have these columns, each of which is written before it is read; a column has 16 places in `to`.
+        unsafe {
+            for row in 0..LANES {
+                any_run::<S>(self.matrix, (self.row + row) * self.width + k, rows.add(row * WIDENED), WIDENED);
+            }
+            for first in (0..WIDENED).step_by(EIGHT) {
+                if self.lines == 1 {
+                    ahead.fetch::<1>();
+                } else {
+                    ahead.fetch::<2>();
+                }
+                let columns = S::turn_eight(rows.add(first).cast_const(), WIDENED);
+                for (at, column) in columns.iter().enumerate() {
+                    S::store(to.0[(first + at) * LANES..][..LANES].as_mut_ptr(), *column);
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn room() -> TurnedFloats {
+        TurnedFloats([0.0; WIDENED * LANES])
+    }
+    #[inline(always)]
+    unsafe fn column(&self, turned: &TurnedFloats, at: usize) -> S::V {
+        // SAFETY: a column has 16 floats.
+        unsafe { S::load(turned.0[at * LANES..][..LANES].as_ptr()) }
     }
 }
 

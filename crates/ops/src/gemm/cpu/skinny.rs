@@ -3,7 +3,7 @@
 //! [`matmul`](super::matmul) has tokens in the lanes, and with few of them most lanes would be empty. Here sixteen rows of the matrix fill
 //! the lanes ([`columns`](super::columns)), and a number of a token is broadcast. Each sum has the same multiply-adds in the same order, so
 //! it has the same bits: a text's answer does not depend on how many others are answered with it.
-use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, some};
+use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::{Format, Quantized};
@@ -171,10 +171,8 @@ impl Block<'_> {
                 _ if count < GROUPS * LANES => {}
                 Store::F32(values) => {
                     let from = values.cpu_slice().as_ptr().add(first * row);
-                    done = self.steps::<S, _, K, GROUPS>(
-                        std::array::from_fn(|group| Plain { from: from.add(group * LANES * row), row }),
-                        sinks,
-                    );
+                    let sources = std::array::from_fn(|group| Plain { from: from.add(group * LANES * row), row });
+                    done = self.steps::<S, _, K, GROUPS>(sources, sinks);
                 }
                 Store::Bf16(values) => {
                     let from = values.cpu_slice().as_ptr().cast::<u16>().add(first * row);
@@ -195,7 +193,14 @@ impl Block<'_> {
                     }
                     done = self.steps::<S, _, K, GROUPS>(sources, sinks);
                 }
-                Store::Quantized(_) => {}
+                Store::Quantized(matrix) => {
+                    let (_, bits) = stored(self.matrix);
+                    let source = Widened { matrix, row: first, width: row, lines: bits / 4 };
+                    done = self.steps::<S, _, K, GROUPS>(
+                        std::array::from_fn(|group| Widened { row: first + group * LANES, ..source }),
+                        sinks,
+                    );
+                }
             }
             for (group, sink) in sinks.iter_mut().enumerate() {
                 let rows = count.saturating_sub(group * LANES).min(LANES);
