@@ -218,6 +218,19 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_bf16(from: *const u16) -> Self::V;
     /// Reads 16 integers of 8 bits, signed, given by their bits.
     unsafe fn load_i8(from: *const u8) -> Self::V;
+    /// Reads 16 numbers of FP8 (E4M3), given by their bits.
+    #[inline(always)]
+    unsafe fn load_e4m3(from: *const u8) -> Self::V {
+        let values = &*crate::quant::fp8::VALUES;
+        let mut lanes = [0.0f32; 16];
+        // SAFETY: the caller has the features of `Self`, and `from` holds 16 bytes.
+        unsafe {
+            for (at, lane) in lanes.iter_mut().enumerate() {
+                *lane = values[usize::from(*from.add(at))];
+            }
+            Self::load(lanes.as_ptr())
+        }
+    }
     /// `table[code]` for 16 codes of 4 bits in 8 bytes, two a byte, the first in the high half.
     unsafe fn lookup(table: Self::V, codes: *const u8) -> Self::V;
     /// `table[code]` for the codes of 4 bits in the high halves of 16 bytes, and for those in their low halves.

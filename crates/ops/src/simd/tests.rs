@@ -1,5 +1,6 @@
 //! The functions of a vector against the library's, and conversions against the crate that defines them.
 use super::*;
+use crate::testing::each_level;
 
 /// # Safety
 /// The features of `S`; `x` holds 16 floats.
@@ -33,7 +34,7 @@ dispatch! { fn bf16_lanes = bf16_kernel(x: *mut f32, bits: *mut u16); }
 
 #[test]
 fn bf16_rounds_as_the_half_crate_does() {
-    crate::testing::each_level(|level| {
+    each_level(|level| {
         let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 1e-40];
         let ties = [0x3F80_8000u32, 0x3F81_8000, 0x3F80_8001, 0x3F80_7FFF].map(f32::from_bits);
         let values = special.iter().chain(&ties).copied().chain(crate::testing::numbers(3, 500));
@@ -105,7 +106,7 @@ dispatch! { fn turn_lanes = turn_kernel(values: *mut f32); }
 
 #[test]
 fn rows_become_columns() {
-    crate::testing::each_level(|level| {
+    each_level(|level| {
         let mut values: Vec<f32> = (0..256u16).map(f32::from).collect();
         // SAFETY: 256 floats.
         unsafe { turn_lanes(values.as_mut_ptr()) };
@@ -113,4 +114,94 @@ fn rows_become_columns() {
             assert_eq!(value, (at % 16 * 16 + at / 16) as f32, "{level:?} {at}");
         }
     });
+}
+
+/// # Safety
+/// The features of `S`; `codes` holds 256 bytes, `to` has room for 256 floats.
+#[inline(always)]
+unsafe fn e4m3_kernel<S: Simd>(codes: *const u8, to: *mut f32) {
+    for at in (0..256).step_by(16) {
+        // SAFETY: `at + 16` is at most 256.
+        unsafe { S::store(to.add(at), S::load_e4m3(codes.add(at))) };
+    }
+}
+dispatch! { fn load_e4m3 = e4m3_kernel(codes: *const u8, to: *mut f32); }
+
+#[test]
+fn each_code_of_fp8_is_its_number() {
+    each_level(|level| {
+        let (codes, mut got) = (std::array::from_fn::<u8, 256, _>(|code| code as u8), [0.0f32; 256]);
+        // SAFETY: both have 256 places.
+        unsafe { load_e4m3(codes.as_ptr(), got.as_mut_ptr()) };
+        for (code, (got, value)) in got.into_iter().zip(*crate::quant::fp8::VALUES).enumerate() {
+            assert!(got.to_bits() == value.to_bits() || got.is_nan() && value.is_nan(), "{level:?} {code}: {got}");
+        }
+    });
+}
+
+/// # Safety
+/// The features of `S`; `table` holds 16 floats, `bytes` 16 bytes, `to` has room for 32 floats.
+#[inline(always)]
+unsafe fn pairs_kernel<S: Simd>(table: *const f32, bytes: *const u8, to: *mut f32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let [high, low] = S::lookup_pairs(S::load(table), bytes);
+        S::store(to, high);
+        S::store(to.add(16), low);
+    }
+}
+dispatch! { fn lookup_pairs = pairs_kernel(table: *const f32, bytes: *const u8, to: *mut f32); }
+
+#[test]
+fn halves_of_bytes_are_looked_up_apart() {
+    each_level(|level| {
+        let table: [f32; 16] = std::array::from_fn(|code| code as f32 * 1.5 - 4.0);
+        let (bytes, mut got) = (std::array::from_fn::<u8, 16, _>(|at| (at * 83 + 7) as u8), [0.0f32; 32]);
+        // SAFETY: the arrays are as long as the kernel asks.
+        unsafe { lookup_pairs(table.as_ptr(), bytes.as_ptr(), got.as_mut_ptr()) };
+        for (at, &byte) in bytes.iter().enumerate() {
+            let (high, low) = (table[usize::from(byte >> 4)], table[usize::from(byte & 15)]);
+            assert!([got[at], got[16 + at]] == [high, low], "{level:?} {at}");
+        }
+    });
+}
+
+/// # Safety
+/// The features of `S`; `wide` and `narrow` hold 16 rows of 20 numbers, `to` has room for 256 floats.
+#[inline(always)]
+unsafe fn eight_kernel<S: Simd>(wide: *const f32, narrow: *const u16, to: *mut f32) {
+    // SAFETY: each row holds 8 numbers; 16 vectors are written.
+    unsafe {
+        for (at, column) in S::turn_eight(wide, 20).iter().chain(&S::turn_eight(narrow, 20)).enumerate() {
+            S::store(to.add(16 * at), *column);
+        }
+    }
+}
+dispatch! { fn turn_eight = eight_kernel(wide: *const f32, narrow: *const u16, to: *mut f32); }
+
+#[test]
+fn eight_columns_of_rows_are_turned() {
+    each_level(|level| {
+        let wide: Vec<f32> = (0..320).map(|at| at as f32).collect();
+        let narrow: Vec<u16> = wide.iter().map(|value| half::bf16::from_f32(*value).to_bits()).collect();
+        let mut got = [0.0f32; 256];
+        // SAFETY: there are 16 rows of 20 numbers, and room for 16 vectors.
+        unsafe { turn_eight(wide.as_ptr(), narrow.as_ptr(), got.as_mut_ptr()) };
+        for (at, value) in got.into_iter().enumerate() {
+            let number = wide[at % 16 * 20 + at / 16 % 8];
+            let expected = if at < 128 { number } else { half::bf16::from_f32(number).to_f32() };
+            assert!(value == expected, "{level:?} {at}: {value}");
+        }
+    });
+}
+
+#[test]
+fn bytes_of_rows_are_turned() {
+    let rows: Vec<u8> = (0..16 * 19).map(|at| (at * 7 % 251) as u8).collect();
+    let mut turned = TurnedBytes([0; 256]);
+    // SAFETY: there are 16 rows of 19 bytes.
+    unsafe { turn_bytes(rows.as_ptr(), 19, &mut turned) };
+    for (at, byte) in turned.0.into_iter().enumerate() {
+        assert_eq!(byte, rows[at % 16 * 19 + at / 16], "{at}");
+    }
 }

@@ -67,6 +67,32 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_e4m3(from: *const u8) -> Pair {
+        /// One half: eight lanes.
+        ///
+        /// # Safety
+        /// AVX2; `from` holds 8 bytes.
+        #[inline(always)]
+        unsafe fn half(from: *const u8) -> __m256 {
+            // SAFETY: the caller has AVX2, and `from` holds the 8 bytes that are read, at any alignment.
+            unsafe {
+                let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+                let size = _mm256_and_si256(wide, _mm256_set1_epi32(0x7F));
+                // Exponent and fraction, where float32 has its own: 120 more is the difference of the biases.
+                let normal = _mm256_add_epi32(_mm256_slli_epi32::<20>(size), _mm256_set1_epi32(120 << 23));
+                let small = _mm256_mul_ps(_mm256_cvtepi32_ps(size), _mm256_set1_ps(1.0 / 512.0));
+                let is_normal = _mm256_castsi256_ps(_mm256_cmpgt_epi32(size, _mm256_set1_epi32(7)));
+                let value = _mm256_blendv_ps(small, _mm256_castsi256_ps(normal), is_normal);
+                let is_nan = _mm256_castsi256_ps(_mm256_cmpeq_epi32(size, _mm256_set1_epi32(0x7F)));
+                let value = _mm256_blendv_ps(value, _mm256_set1_ps(f32::NAN), is_nan);
+                let sign = _mm256_slli_epi32::<24>(_mm256_xor_si256(wide, size));
+                _mm256_or_ps(value, _mm256_castsi256_ps(sign))
+            }
+        }
+        // SAFETY: the caller has AVX2, and `from` holds 16 bytes: 8 at each place.
+        unsafe { Pair(half(from), half(from.add(8))) }
+    }
+    #[inline(always)]
     unsafe fn lookup(table: Pair, codes: *const u8) -> Pair {
         /// One half: eight lanes.
         ///
@@ -286,6 +312,23 @@ impl Simd for Avx512 {
     unsafe fn load_i8(from: *const u8) -> __m512 {
         // SAFETY: the caller has AVX-512F, and `from` holds the 16 bytes that are read, at any alignment.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(from: *const u8) -> __m512 {
+        // SAFETY: the caller has AVX-512F, and `from` holds the 16 bytes that are read, at any alignment.
+        unsafe {
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let size = _mm512_and_si512(wide, _mm512_set1_epi32(0x7F));
+            // As for AVX2.
+            let normal = _mm512_add_epi32(_mm512_slli_epi32::<20>(size), _mm512_set1_epi32(120 << 23));
+            let small = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(size), _mm512_set1_ps(1.0 / 512.0)));
+            let is_normal = _mm512_cmpgt_epi32_mask(size, _mm512_set1_epi32(7));
+            let value = _mm512_mask_blend_epi32(is_normal, small, normal);
+            let is_nan = _mm512_cmpeq_epi32_mask(size, _mm512_set1_epi32(0x7F));
+            let value = _mm512_mask_blend_epi32(is_nan, value, _mm512_set1_epi32(0x7FC0_0000));
+            let sign = _mm512_slli_epi32::<24>(_mm512_xor_si512(wide, size));
+            _mm512_castsi512_ps(_mm512_or_si512(value, sign))
+        }
     }
     #[inline(always)]
     unsafe fn lookup(table: __m512, codes: *const u8) -> __m512 {

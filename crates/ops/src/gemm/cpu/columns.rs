@@ -127,15 +127,15 @@ impl<S: Simd, T: Number> Source<S> for Plain<T> {
     }
 }
 
-/// Rows of int8.
+/// Rows of int8, or of FP8.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes<V> {
+pub(super) struct Bytes<V, const FP8: bool> {
     codes: *const u8,
     row: usize,
     factor: V,
 }
 
-impl<V: Copy> Bytes<V> {
+impl<V: Copy, const FP8: bool> Bytes<V, FP8> {
     /// The rows from `row` on, sixteen of a matrix.
     ///
     /// # Safety
@@ -151,7 +151,7 @@ impl<V: Copy> Bytes<V> {
     }
 }
 
-impl<S: Simd> Source<S> for Bytes<S::V> {
+impl<S: Simd, const FP8: bool> Source<S> for Bytes<S::V, FP8> {
     const COLUMNS: usize = LANES;
     type Turned = TurnedBytes;
     #[inline(always)]
@@ -169,8 +169,12 @@ impl<S: Simd> Source<S> for Bytes<S::V> {
     unsafe fn column(&self, turned: &TurnedBytes, at: usize) -> S::V {
         // SAFETY: a column has 16 codes.
         unsafe {
-            let value = S::mul(S::load_i8(turned.0[at * LANES..][..LANES].as_ptr()), self.factor);
-            S::mul(value, S::splat(EIGHTH))
+            let codes = turned.0[at * LANES..][..LANES].as_ptr();
+            if FP8 {
+                S::mul(S::load_e4m3(codes), self.factor)
+            } else {
+                S::mul(S::mul(S::load_i8(codes), self.factor), S::splat(EIGHTH))
+            }
         }
     }
 }

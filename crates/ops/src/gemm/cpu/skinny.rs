@@ -6,7 +6,7 @@
 use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
-use crate::quant::{Format, Quantized};
+use crate::quant::{Eight, Format, Quantized};
 use crate::simd::{Simd, dispatch};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
@@ -156,6 +156,26 @@ impl Block<'_> {
         k
     }
 
+    /// As [`Block::steps`], of a matrix of 8 bits.
+    ///
+    /// # Safety
+    /// As there, of this matrix.
+    #[inline(always)]
+    unsafe fn bytes<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize, const FP8: bool>(
+        &self,
+        eight: &Eight,
+        sinks: &mut [K; GROUPS],
+    ) -> usize {
+        // SAFETY: as the caller says.
+        unsafe {
+            let mut sources = [Bytes::<S::V, FP8>::new::<S>(eight, self.rows[0]); GROUPS];
+            for (group, source) in sources.iter_mut().enumerate() {
+                *source = Bytes::new::<S>(eight, self.rows[0] + group * LANES);
+            }
+            self.steps::<S, _, K, GROUPS>(sources, sinks)
+        }
+    }
+
     /// Hands the columns to the sinks, one for each sixteen rows.
     ///
     /// # Safety
@@ -179,12 +199,12 @@ impl Block<'_> {
                     let sources = std::array::from_fn(|group| Plain { from: from.add(group * LANES * row), row });
                     done = self.steps::<S, _, K, GROUPS>(sources, sinks);
                 }
-                Store::Quantized(Quantized::Eight(eight)) if eight.format() == Format::Int8 && eight.width() == row => {
-                    let mut sources = [Bytes::new::<S>(eight, first); GROUPS];
-                    for (group, source) in sources.iter_mut().enumerate() {
-                        *source = Bytes::new::<S>(eight, first + group * LANES);
-                    }
-                    done = self.steps::<S, _, K, GROUPS>(sources, sinks);
+                Store::Quantized(Quantized::Eight(eight)) if eight.width() == row => {
+                    done = if eight.format() == Format::Fp8 {
+                        self.bytes::<S, K, GROUPS, true>(eight, sinks)
+                    } else {
+                        self.bytes::<S, K, GROUPS, false>(eight, sinks)
+                    };
                 }
                 Store::Quantized(Quantized::Four(four)) if row.is_multiple_of(four.block()) => {
                     let mut sources = [Nibbles::new::<S>(four, first, row); GROUPS];

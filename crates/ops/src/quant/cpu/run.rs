@@ -65,6 +65,10 @@ unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *mut f32, mut
             let (factor, eighth) = (S::splat(scale), S::splat(EIGHTH));
             let mut done = 0;
             if eight.format == Format::Fp8 {
+                while done + LANES <= here {
+                    S::store(to.add(done), S::mul(S::load_e4m3(codes.add(at + done)), factor));
+                    done += LANES;
+                }
                 while done < here {
                     *to.add(done) = values[usize::from(*codes.add(at + done))] * scale;
                     done += 1;
@@ -138,6 +142,11 @@ unsafe fn tiled_run<S: Simd>(tiled: &Tiled, mut at: usize, mut to: *mut f32, mut
             let mut done = 0;
             match format {
                 Format::Fp8Tiles(_) => {
+                    let factor = S::splat(scale);
+                    while done + LANES <= here {
+                        S::store(to.add(done), S::mul(S::load_e4m3(codes.add(at + done)), factor));
+                        done += LANES;
+                    }
                     while done < here {
                         *to.add(done) = one(at + done) * scale;
                         done += 1;
