@@ -223,7 +223,7 @@ impl<S: Simd> Source<S> for Nibbles<'_, S::V> {
         // SAFETY: rows are of whole blocks, and so of whole bytes. Sixteen of them have 16 bytes each from column `k` on, and a scale for
         // each block.
         unsafe {
-            let codes = self.four.codes().as_ptr().add((self.row * self.width + k) / 2);
+            let codes = self.four.codes().as_ptr().add(usize::midpoint(self.row * self.width, k));
             turn_bytes(codes, self.width / 2, &mut to.bytes);
             for (half, factor) in to.factors.iter_mut().enumerate() {
                 let block = (k + half * LANES) >> shift;

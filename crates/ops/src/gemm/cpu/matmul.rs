@@ -91,12 +91,7 @@ impl Block<'_, '_> {
 /// # Safety
 /// As [`matmul_block`], for one stage of the job.
 #[inline(always)]
-unsafe fn stage_block<'a, S: Simd>(
-    job: &Job<'a>,
-    stage: &Stage<'a>,
-    [m0, m1]: [usize; 2],
-    [p0, p1]: [usize; 2],
-) {
+unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [usize; 2], [p0, p1]: [usize; 2]) {
     let (term, first) = (&stage.first, &stage.first.whole);
     let blocks = first.depth.div_ceil(DEPTH).max(1);
     let depth = first.depth.div_ceil(blocks);
