@@ -128,6 +128,7 @@ pub mod embedding;
 pub mod factor;
 pub mod feature_repeat;
 pub mod feature_scale;
+pub mod fp8;
 pub mod gated_delta_rule;
 pub mod gated_mlp;
 pub mod gaussian_topk;

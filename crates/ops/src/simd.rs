@@ -221,7 +221,7 @@ pub trait Simd: Copy + 'static {
     /// Reads 16 numbers of FP8 (E4M3), given by their bits.
     #[inline(always)]
     unsafe fn load_e4m3(from: *const u8) -> Self::V {
-        let values = &*crate::quant::fp8::VALUES;
+        let values = &*crate::fp8::VALUES;
         let mut lanes = [0.0f32; 16];
         // SAFETY: the caller has the features of `Self`, and `from` holds 16 bytes.
         unsafe {

@@ -1,5 +1,6 @@
 //! Matrices of 4 bits a number, with a scale for each block: NF4, FP4, MXFP4 and NVFP4.
-use super::{E2M1, Format, MX_BLOCK, MX_LARGEST, NV_BLOCK, Nested, Scales, Stored, fp8};
+use super::{E2M1, Format, MX_BLOCK, MX_LARGEST, NV_BLOCK, Nested, Scales, Stored};
+use crate::fp8;
 use std::sync::Arc;
 use tunesmith_device::{Array, Device};
 

@@ -26,7 +26,6 @@ mod cuda;
 pub mod encode;
 mod form;
 mod four;
-pub mod fp8;
 pub mod map;
 #[cfg(test)]
 mod reference;
@@ -58,7 +57,7 @@ pub enum Format {
     Fp4,
     /// 8 bits, evenly spaced, a scale for each row.
     Int8,
-    /// 8 bits of floating point ([`fp8`]), a scale for each row.
+    /// 8 bits of floating point ([`fp8`](crate::fp8)), a scale for each row.
     Fp8,
     /// 4 bits as floating point ([`E2M1`]), with a power of two for each 32 numbers of a row: the Open Compute Project's MX format.
     Mxfp4,

@@ -11,7 +11,8 @@
 //!
 //! The difference is exact, so a number is rounded once, as the product of two floats. Nothing here quantizes to integers.
 //! [`Tiled::coded_fp8`] quantizes to FP8.
-use super::{Format, Quantized, Stored, fp8};
+use super::{Format, Quantized, Stored};
+use crate::fp8;
 use rayon::prelude::*;
 use std::sync::Arc;
 use tunesmith_device::{Array, Device, Element};

@@ -3,6 +3,7 @@ use super::reference::widen_tiles;
 use super::tests::{bits, uneven};
 use super::tiles::{Integers, TileForm, Tiled, Zeros};
 use super::*;
+use crate::fp8;
 use crate::testing::{each_engine, near, numbers};
 
 /// `count` bytes, the same for the same seed.

@@ -133,7 +133,7 @@ fn each_code_of_fp8_is_its_number() {
         let (codes, mut got) = (std::array::from_fn::<u8, 256, _>(|code| code as u8), [0.0f32; 256]);
         // SAFETY: both have 256 places.
         unsafe { load_e4m3(codes.as_ptr(), got.as_mut_ptr()) };
-        for (code, (got, value)) in got.into_iter().zip(*crate::quant::fp8::VALUES).enumerate() {
+        for (code, (got, value)) in got.into_iter().zip(*crate::fp8::VALUES).enumerate() {
             assert!(got.to_bits() == value.to_bits() || got.is_nan() && value.is_nan(), "{level:?} {code}: {got}");
         }
     });

@@ -1,7 +1,7 @@
 //! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2.
 use crate::activation::LANES;
+use crate::fp8::{self, LARGEST};
 use crate::par::{self, Shared};
-use crate::quant::fp8::{self, LARGEST};
 use crate::quant::map;
 use crate::quant::rule::{NESTED_BLOCK, Rule};
 use crate::simd::{Simd, dispatch};

@@ -1,8 +1,9 @@
 //! A range of numbers of a quantized matrix, dequantized in vectors. Matrix products and all others use this kernel. A
 //! number is the same to the bit at every SIMD level and wherever the range begins.
 use crate::activation::LANES;
+use crate::fp8;
 use crate::quant::tiles::{Tiled, Zeros};
-use crate::quant::{EIGHTH, Eight, Format, Four, Quantized, fp8};
+use crate::quant::{EIGHTH, Eight, Format, Four, Quantized};
 use crate::simd::{Simd, dispatch};
 use tunesmith_cpu_slice::CpuSlice as _;
 
