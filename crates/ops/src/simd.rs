@@ -116,12 +116,7 @@ pub fn force(wanted: Level) -> Level {
 #[inline(always)]
 pub fn prefetch(place: *const f32) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every processor of this architecture has SSE, and a prefetch is a hint: no address faults, none is
-    // accessed.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(place.cast());
-    }
+    fetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
 }
@@ -130,22 +125,22 @@ pub fn prefetch(place: *const f32) {
 #[inline(always)]
 pub fn prefetch_far(place: *const f32) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as there.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(place.cast());
-    }
+    fetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(place);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
 }
 
+/// Asks for a cache line with a hint of the processor's.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn fetch<const HINT: i32>(place: *const f32) {
+    // SAFETY: every processor of this architecture has SSE, and a prefetch is a hint: no address faults, none is
+    // accessed.
+    unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(place.cast()) }
+}
+
 /// A number as a matrix holds it.
 pub trait Number: Copy {
-    /// Sixteen of them, widened.
-    ///
-    /// # Safety
-    /// The features of `S`; `from` holds sixteen.
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
     /// Eight of them, widened, in a register of AVX2.
     ///
     /// # Safety
@@ -157,11 +152,6 @@ pub trait Number: Copy {
 }
 
 impl Number for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: the caller has the features of `S`, and `from` holds 16 floats.
-        unsafe { S::load(from) }
-    }
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn load_eight(from: *const Self) -> std::arch::x86_64::__m256 {
@@ -176,11 +166,6 @@ impl Number for f32 {
 
 /// The bits of a bfloat16.
 impl Number for u16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: the caller has the features of `S`, and `from` holds 16 numbers of 16 bits.
-        unsafe { S::load_bf16(from) }
-    }
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn load_eight(from: *const Self) -> std::arch::x86_64::__m256 {

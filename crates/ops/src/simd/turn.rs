@@ -69,6 +69,25 @@ mod x86 {
         }
     }
 
+    /// Each quarter of four rows, turned: column `c` of it is the quarter of register `c`.
+    ///
+    /// # Safety
+    /// AVX-512F.
+    #[inline(always)]
+    unsafe fn quarters(rows: [__m512; 4]) -> [__m512; 4] {
+        // SAFETY: registers only; the caller has AVX-512F.
+        unsafe {
+            let (low01, high01) = (_mm512_unpacklo_ps(rows[0], rows[1]), _mm512_unpackhi_ps(rows[0], rows[1]));
+            let (low23, high23) = (_mm512_unpacklo_ps(rows[2], rows[3]), _mm512_unpackhi_ps(rows[2], rows[3]));
+            [
+                _mm512_shuffle_ps::<0x44>(low01, low23),
+                _mm512_shuffle_ps::<0xEE>(low01, low23),
+                _mm512_shuffle_ps::<0x44>(high01, high23),
+                _mm512_shuffle_ps::<0xEE>(high01, high23),
+            ]
+        }
+    }
+
     /// Sixteen rows of eight: the lower halves are the rows 0 to 3 and 8 to 11, the upper ones those four further.
     ///
     /// # Safety
@@ -81,14 +100,7 @@ mod x86 {
             // Of eight rows, column `c` in the quarters 0 and 2 of the register and column `4 + c` in 1 and 3.
             let mut fours = [[zero; 4]; 2];
             for (columns, rows) in fours.iter_mut().zip(rows.chunks_exact(4)) {
-                let (low01, high01) = (_mm512_unpacklo_ps(rows[0], rows[1]), _mm512_unpackhi_ps(rows[0], rows[1]));
-                let (low23, high23) = (_mm512_unpacklo_ps(rows[2], rows[3]), _mm512_unpackhi_ps(rows[2], rows[3]));
-                *columns = [
-                    _mm512_shuffle_ps::<0x44>(low01, low23),
-                    _mm512_shuffle_ps::<0xEE>(low01, low23),
-                    _mm512_shuffle_ps::<0x44>(high01, high23),
-                    _mm512_shuffle_ps::<0xEE>(high01, high23),
-                ];
+                *columns = quarters([rows[0], rows[1], rows[2], rows[3]]);
             }
             let mut out = [zero; 8];
             for column in 0..4 {
@@ -162,14 +174,7 @@ mod x86 {
             // Of four rows, column `4 l + c` in quarter `l` of the register.
             let mut fours = [[zero; 4]; 4];
             for (columns, rows) in fours.iter_mut().zip(rows.chunks_exact(4)) {
-                let (low01, high01) = (_mm512_unpacklo_ps(rows[0], rows[1]), _mm512_unpackhi_ps(rows[0], rows[1]));
-                let (low23, high23) = (_mm512_unpacklo_ps(rows[2], rows[3]), _mm512_unpackhi_ps(rows[2], rows[3]));
-                *columns = [
-                    _mm512_shuffle_ps::<0x44>(low01, low23),
-                    _mm512_shuffle_ps::<0xEE>(low01, low23),
-                    _mm512_shuffle_ps::<0x44>(high01, high23),
-                    _mm512_shuffle_ps::<0xEE>(high01, high23),
-                ];
+                *columns = quarters([rows[0], rows[1], rows[2], rows[3]]);
             }
             let mut out = [zero; 16];
             for column in 0..4 {

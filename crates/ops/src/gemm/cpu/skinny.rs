@@ -1,4 +1,4 @@
-//! The product with few tokens, as a step of generation has them. It is as fast as memory is read.
+//! The product with few tokens, as a step of generation has them. How fast memory is read is its limit.
 //!
 //! [`matmul`](super::matmul) has tokens in the lanes, and with few of them most lanes would be empty. Here sixteen rows of the matrix fill
 //! the lanes ([`columns`](super::columns)), and a number of a token is broadcast. Each sum has the same multiply-adds in the same order, so
@@ -28,9 +28,10 @@ const STRETCH: usize = LANES * 8;
 
 /// The operand whose numbers are broadcast.
 struct Tokens {
-    /// Where they are not the activation's own.
-    own: Vec<f32>,
-    from: *const f32,
+    /// The activation's own.
+    panel: *const f32,
+    /// Those of few tokens, side by side; empty where the panel is read.
+    compact: Vec<f32>,
     /// Floats from one feature to the next.
     apart: usize,
 }
@@ -39,17 +40,16 @@ impl Tokens {
     fn new(x: &Activation) -> Self {
         let tokens = x.tokens();
         if tokens > COMPACT {
-            return Self { own: Vec::new(), from: x.ptr(), apart: LANES };
+            return Self { panel: x.ptr(), compact: Vec::new(), apart: LANES };
         }
         let apart = if tokens == 1 { 1 } else { COMPACT };
-        let own: Vec<f32> = x.panel(0).chunks_exact(LANES).flat_map(|lanes| &lanes[..apart]).copied().collect();
-        Self { from: own.as_ptr(), own, apart }
+        let compact = x.panel(0).chunks_exact(LANES).flat_map(|lanes| &lanes[..apart]).copied().collect();
+        Self { panel: x.ptr(), compact, apart }
     }
 
     /// The first number of the first token.
     fn first(&self) -> *const f32 {
-        debug_assert!(self.own.is_empty() || std::ptr::eq(self.own.as_ptr(), self.from));
-        self.from
+        if self.compact.is_empty() { self.panel } else { self.compact.as_ptr() }
     }
 }
 
@@ -246,7 +246,7 @@ unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: usize) -> [f3
         for (row, sum) in (m..m + count).zip(&mut sums) {
             *sum = match job.init {
                 Init::Zero => 0.0,
-                Init::Bias(bias) => *bias.cpu_slice().get_unchecked(row),
+                Init::Bias(bias) => bias.cpu_slice()[row],
                 Init::Out => *job.out.add(row * LANES + token),
                 Init::Add(other) => *other.ptr().add(row * LANES + token),
             };
@@ -310,10 +310,10 @@ unsafe fn at_once<S: Simd, const TOKENS: usize, const APART: usize, const GROUPS
     }
 }
 
-/// Adds the products of `steps` columns, end to end, with the tokens from `token` on.
+/// Adds the products of columns, end to end, with `TOKENS` tokens to their sums.
 ///
 /// # Safety
-/// The features of `S`; as many columns are there, and TOKENS numbers at each step of `x`, 16 apart.
+/// The features of `S`; `x` has TOKENS numbers for each column, 16 floats from one column to the next.
 #[inline(always)]
 unsafe fn add_columns<S: Simd, const TOKENS: usize>(columns: &[f32], x: *const f32, sums: &mut [[f32; LANES]]) {
     // SAFETY: a column is 16 floats, as a token's sums are; for `x` the caller answers.
@@ -340,7 +340,7 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
     /// Each vector lies in one line of the cache.
     #[repr(align(64))]
     struct Lines<T>(T);
-    // SAFETY: as in `at_once`. A chunk of columns has as many steps at most, and the panels of an operand have 16 numbers of each feature.
+    // SAFETY: as in `at_once`. At most CHUNK columns are kept at a time, and the panel of an operand has 16 numbers of each feature.
     unsafe {
         let mut sums = Lines([[0.0f32; LANES]; MOST]);
         for (token, sum) in sums.0.iter_mut().enumerate().take(job.tokens) {
