@@ -175,6 +175,11 @@ fn answers_in_company_equal_answers_alone() {
         let settings =
             Settings { strategy, repetition_penalty: 1.1, ..Settings::greedy(12, 256, (0..512).step_by(7).collect()) };
         let together = generate(&model, &prompts, &settings, &mut Unwatched).unwrap().unwrap();
+        for batch_size in [5, 64] {
+            let settings = Settings { batch_size: Some(batch_size), ..settings.clone() };
+            let others = generate(&model, &prompts, &settings, &mut Unwatched).unwrap().unwrap();
+            assert_eq!(others, together, "{strategy:?}, {batch_size} side by side");
+        }
         ends.extend(together.iter().map(|answer| (answer.end == End::Stop, answer.tokens.is_empty())));
         for (index, prompt) in prompts.iter().enumerate() {
             let settings = Settings { first_text: index as u64, ..settings.clone() };

@@ -149,9 +149,10 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
     let mut measured = Vec::new();
     for &batch in &request.batches {
         let prompts: Vec<Vec<u32>> = (0..batch).map(prompt).collect();
-        generate(&model, &prompts, &Settings::greedy(4, usize::MAX, Vec::new()), &mut Clock::new())?;
+        let settings = |tokens: usize| Settings { batch_size: Some(batch), ..Settings::greedy(tokens, usize::MAX, Vec::new()) };
+        generate(&model, &prompts, &settings(4), &mut Clock::new())?;
         let (began, mut clock) = (Instant::now(), Clock::new());
-        generate(&model, &prompts, &Settings::greedy(request.tokens + 1, usize::MAX, Vec::new()), &mut clock)?;
+        generate(&model, &prompts, &settings(request.tokens + 1), &mut clock)?;
         let first = clock.first.unwrap_or(began);
         let (reading, writing) = ((first - began).as_secs_f64(), (clock.last - first).as_secs_f64());
         measured.push((batch, reading, writing));

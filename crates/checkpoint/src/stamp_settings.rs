@@ -227,6 +227,7 @@ mod tests {
         "gen.early_stopping",
         "gen.prompt_lookup_num_tokens",
         "gen.max_matching_ngram_size",
+        "gen.batch_size",
         "gen.stop_strings",
     ];
 

@@ -547,6 +547,9 @@ section! {
         prompt_lookup_num_tokens: usize = 0, range Range::within(0.0, 1e6);
         /// With `prompt_lookup_num_tokens`: look for this many last tokens, then for one fewer, down to one.
         max_matching_ngram_size: usize = 2, range Range::within(1.0, 1e6);
+        /// Texts that are answered side by side (`null`: 16 on the CPU, 128 on a GPU). A beam counts as a text. If memory runs short,
+        /// half of them wait.
+        batch_size: Option<usize> = None, range Range::within(1.0, 1e6);
         /// Strings that end an answer; the answer does not include them.
         stop_strings: Vec<String> = Vec::new(), aliases ["stop"];
     }

@@ -56,9 +56,10 @@ impl EvalSplit<'_> {
         let mut metrics = Metrics::new(&config.eval, config.train.seed)?.with_likelihood();
         let settings = Settings::new(config, model.arch.max_position_embeddings, stop_ids.to_vec());
         let decoder = AnswerDecoder { tokenizer: &dataset.tokenizer, stop_strings: &config.generation.stop_strings };
+        let prompts = PROMPTS.max(settings.texts_at_once(model.device()));
         let mut generator = RowGenerator { dataset, split: self.split, sources, settings, decoder };
-        for start in (0..self.rows).step_by(PROMPTS) {
-            let chunk = start..self.rows.min(start + PROMPTS);
+        for start in (0..self.rows).step_by(prompts) {
+            let chunk = start..self.rows.min(start.saturating_add(prompts));
             let mut answered: BTreeMap<usize, (EvalExample, String)> = BTreeMap::new();
             generator.generate(model, chunk.clone(), &mut || true, &mut |example, answer| {
                 answered.insert(example.row, (example, decoder.text(answer)?));

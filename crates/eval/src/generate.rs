@@ -11,11 +11,12 @@ use tunesmith_base::error::{Kind, Result};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_model::{Drafted, Logits, Model, TextCache};
 
-/// Texts in a batch: a panel of the matrix products has 16 rows, which cost hardly more than one.
-const ROWS: usize = 16;
+/// Tokens of all texts in a pass with guesses, unless there are more texts: a panel of the matrix products, whose tokens cost little more
+/// than one.
+const PANEL: usize = 16;
 
 /// Tokens of one text in a pass with guesses: so few that recurrences go token by token, and the answer keeps its bits.
-const SHORT: usize = ROWS - 1;
+const SHORT: usize = PANEL - 1;
 
 /// A text that is being answered, with its caches and the tokens to feed next.
 struct Work<'a> {
@@ -76,7 +77,7 @@ pub(super) fn generate_from(
     let mut open: Vec<Work<'_>> = Vec::new();
     // Texts that wait because memory ran short.
     let mut parked: VecDeque<Work<'_>> = VecDeque::new();
-    let (mut most, mut failed_alone) = (ROWS, false);
+    let (mut most, mut failed_alone) = (settings.texts_at_once(model.device()), false);
     let width = if let Strategy::Beams(beams) = settings.strategy { beams.count } else { 1 };
     while waiting < prompts.len() || !open.is_empty() || !parked.is_empty() {
         // Starts waiting texts while there is room; their prompts share one forward pass.
@@ -117,8 +118,7 @@ pub(super) fn generate_from(
                 continue;
             }
             if let Some(lookup) = settings.lookup {
-                // No more than fit beside each other into a panel.
-                let most = (ROWS / works).saturating_sub(1);
+                let most = (PANEL / works).saturating_sub(1);
                 for work in group.iter_mut() {
                     work.draft(model, lookup, most, settings);
                 }

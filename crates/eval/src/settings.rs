@@ -4,8 +4,15 @@ use super::processors::Processors;
 use super::prompt_lookup::PromptLookup;
 use super::sample::Sampling;
 use tunesmith_config::{BeamStop, Config, GenerationConfig};
+use tunesmith_device::Device;
 
 const PASS_TOKENS: usize = 4096;
+
+/// Texts side by side on the CPU: a panel of the matrix products has 16 tokens, which cost little more than one.
+const ON_CPU: usize = 16;
+
+/// Texts side by side on a GPU, where a step of so many takes hardly longer than reading the weights.
+const ON_GPU: usize = 128;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,6 +48,8 @@ pub struct Settings {
     pub first_text: u64,
     /// The most tokens of several prompts in one forward pass. One prompt alone may be longer.
     pub pass_tokens: usize,
+    /// Texts, or beams, that are answered side by side; none for what suits the device.
+    pub batch_size: Option<usize>,
 }
 
 impl Settings {
@@ -57,7 +66,13 @@ impl Settings {
             lookup: None,
             first_text: 0,
             pass_tokens: PASS_TOKENS,
+            batch_size: None,
         }
+    }
+
+    /// How many texts, or beams, `device` answers side by side.
+    pub fn texts_at_once(&self, device: Device) -> usize {
+        self.batch_size.unwrap_or(if matches!(device, Device::Cuda(_)) { ON_GPU } else { ON_CPU })
     }
 
     /// What changes scores before a token is chosen by them.
@@ -104,6 +119,7 @@ impl Settings {
                 max_ngram: generation.max_matching_ngram_size,
             }),
             pass_tokens: config.train.max_tokens_per_pass.unwrap_or(PASS_TOKENS),
+            batch_size: generation.batch_size,
             ..Self::greedy(0, context, stop_ids)
         }
     }

@@ -138,7 +138,7 @@ pub fn evaluation(
             rows: train.generation_rows.map_or(validation.len(), |rows| rows.min(validation.len())),
             prompts_at_once: match train.eval_accumulation_steps {
                 Some(batches) => (batches as usize).saturating_mul(train.eval_batch_size),
-                None => usual,
+                None => usual.max(config.generation.batch_size.unwrap_or(0)),
             },
             metrics: config.eval.clone(),
         })
