@@ -2,13 +2,16 @@
 use super::locate;
 use super::terminal::{self, Style};
 use crate::comm::gloo;
-use crate::device::cuda::{Context, library};
+use crate::device::cuda::Context;
+use crate::device::cuda::library::{self, LibraryReport};
+use crate::device::gpu as device_gpu;
 use crate::error::{Error, Result};
 use crate::files::{temporary, user_cache};
 use crate::hub::HubSettings;
 use crate::memory::limits;
 use crate::ops::simd::{self, Level};
 use crate::telemetry::machine::{MachineInfo, free_disk};
+use crate::words::count;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -52,7 +55,7 @@ impl Finding {
 /// [`crate::Kind::Io`] when standard output cannot be written.
 pub fn run(_args: &Args) -> Result<()> {
     let machine = MachineInfo::detect();
-    let findings = [
+    let mut findings = vec![
         processor(&machine),
         vectors(simd::detect(), simd::pair_level().is_some()),
         memory(machine.memory, limits::available(), limits::group().map(|group| group.limit)),
@@ -68,8 +71,10 @@ pub fn run(_args: &Args) -> Result<()> {
         ),
         gloo(gloo::probe()),
         gpu(),
-        Finding::new("python", Verdict::Neutral, "not needed"),
     ];
+    #[cfg(feature = "cuda")]
+    findings.extend(nccl());
+    findings.push(Finding::new("python", Verdict::Neutral, "not needed"));
     terminal::print(&report(&findings, terminal::stdout_colour()))
 }
 
@@ -220,25 +225,38 @@ fn program(name: &'static str, purpose: &str, how: &str) -> Finding {
 
 /// GPUs, and the libraries that they need.
 fn gpu() -> Finding {
-    let mut reports = library::report().into_iter();
-    let driver = reports.next().map(|it| it.found);
-    let Some(Ok((version, _))) = driver else {
-        return Finding::new("gpu", Verdict::Neutral, "no CUDA driver that can be used: runs compute on the CPU");
-    };
-    let count = match Context::count() {
-        Ok(0) => return Finding::new("gpu", Verdict::Neutral, "the CUDA driver shows no GPU: runs compute on the CPU"),
-        Ok(count) => count,
-        Err(error) => return lacking("gpu", &error),
-    };
-    let mut found = vec![format!("CUDA driver {version}")];
-    for report in reports {
-        match report.found {
-            Ok((version, _)) => found.push(format!("{} {version}", report.name)),
+    if !library::driver_is_installed() {
+        return Finding::new("gpu", Verdict::Neutral, "no CUDA driver: runs compute on the CPU");
+    }
+    let mut found = Vec::new();
+    for LibraryReport { name, found: library } in library::report() {
+        match library {
+            Ok((version, path)) => found.push(format!("{name} {version} ({})", path.display())),
             Err(error) => return lacking("gpu", &error),
         }
     }
-    let of = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") };
-    Finding::new("gpu", Verdict::Good, format!("{of}, {}: model.device: cuda computes there", found.join(", ")))
+    match Context::count().and_then(|gpus| device_gpu::open(0).map(|()| gpus)) {
+        Ok(gpus) => Finding::new(
+            "gpu",
+            Verdict::Good,
+            format!("{}, {}: model.device: cuda computes there", count(gpus as usize, "GPU"), found.join(", ")),
+        ),
+        Err(error) => lacking("gpu", &error),
+    }
+}
+
+/// What ranks on several GPUs exchange gradients with; nothing where there is one GPU or none.
+#[cfg(feature = "cuda")]
+fn nccl() -> Option<Finding> {
+    if !library::driver_is_installed() || Context::count().is_ok_and(|count| count < 2) {
+        return None;
+    }
+    Some(match crate::comm::nccl::probe() {
+        Ok(version) => {
+            Finding::new("nccl", Verdict::Good, format!("NCCL {version}: ranks on GPUs of their own use it"))
+        }
+        Err(error) => lacking("nccl", &error),
+    })
 }
 
 /// A finding about something that does not work, with the error's hint.

@@ -1,6 +1,6 @@
 //! `tunesmith gpu-info`: shows GPUs, driver, CUDA, NCCL and links, and the processor with measured rates.
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{locate, terminal};
@@ -58,7 +58,10 @@ fn used() -> String {
 }
 
 /// The GPUs that the driver's library shows.
-fn contexts() -> Result<Vec<Arc<Context>>> {
+///
+/// # Errors
+/// [`crate::Kind::Device`]: there is no driver that can be used.
+pub(super) fn contexts() -> Result<Vec<Arc<Context>>> {
     (0..Context::count()?).map(Context::new).collect()
 }
 
@@ -75,11 +78,12 @@ fn by_driver(why: &str) -> String {
         Err(error) => return format!("GPUs: none ({why}; {})\n", error.message()),
     };
     let row = |gpu: &Arc<Context>| {
-        let memory = gpu.memory().map_or("memory unknown".to_owned(), |(_, total)| human_bytes(total));
+        let memory = gpu.memory().map_or("memory unknown".to_owned(), |(free, total)| memory(total, Some(free)));
         let (major, minor) = gpu.capability();
         (format!("GPU {}", gpu.ordinal()), format!("{}, {memory}, compute capability {major}.{minor}", gpu.name()))
     };
-    let rows: Vec<_> = found.iter().map(row).collect();
+    let mut rows = vec![("NCCL".to_owned(), nccl())];
+    rows.extend(found.iter().map(row));
     format!("GPUs: {} (asked of the driver: {why})\n{}{}", found.len(), table(&rows), libraries())
 }
 
@@ -91,16 +95,15 @@ fn gpus() -> String {
         Some(Ok(found)) if found.gpus.is_empty() => return by_driver("nvidia-smi has found no device"),
         Some(Ok(found)) => found,
     };
-    let nccl =
-        locate::library("libnccl.so.2").map_or("not found (libnccl.so.2)".to_owned(), |path| nccl_version(&path));
     let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
     let mut rows = vec![
         ("driver".to_owned(), or_unknown(&found.driver)),
         ("CUDA".to_owned(), format!("{} (the newest that the driver runs)", or_unknown(&found.cuda))),
-        ("NCCL".to_owned(), nccl),
+        ("NCCL".to_owned(), nccl()),
     ];
     for gpu in &found.gpus {
-        let memory = gpu.total.map_or("memory unknown".to_owned(), human_bytes);
+        let free = |total: u64| gpu.used.map(|used| total.saturating_sub(used));
+        let memory = gpu.total.map_or("memory unknown".to_owned(), |total| memory(total, free(total)));
         let capability = or_unknown(&gpu.compute_capability);
         rows.push((format!("GPU {}", gpu.index), format!("{}, {memory}, compute capability {capability}", gpu.name)));
     }
@@ -139,6 +142,21 @@ fn libraries() -> String {
         "to compute there (model.device: cuda)\n{}",
         table(&library::report().into_iter().map(row).collect::<Vec<_>>())
     )
+}
+
+/// A GPU's memory in words, with what a run may hold by itself: 90 % of what is free.
+fn memory(total: u64, free: Option<u64>) -> String {
+    let free = free.map(|free| format!(" ({} free, a run may hold {})", human_bytes(free), human_bytes(free / 10 * 9)));
+    human_bytes(total) + &free.unwrap_or_default()
+}
+
+/// NCCL's version and file, where ranks find it: that of its variable, that of the system, or one beside CUDA's libraries.
+fn nccl() -> String {
+    let file = "libnccl.so.2";
+    let named = std::env::var_os("TUNESMITH_NCCL").filter(|named| !named.is_empty()).map(PathBuf::from);
+    let beside = || library::candidates(&[file]).into_iter().find(|path| path.is_absolute() && path.exists());
+    let found = named.or_else(|| locate::library(file)).or_else(beside);
+    found.map_or_else(|| format!("not found ({file})"), |path| nccl_version(&path))
 }
 
 /// The version of a library, from the file name that its link points to.

@@ -4,17 +4,20 @@ use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::args::JobArgs;
-use super::{locate, terminal};
+use super::{gpu_info, locate, terminal};
 use crate::data;
+use crate::device::cuda::{Context, library};
 use crate::error::Result;
 use crate::files;
 use crate::memory::{human_bytes, limits};
+use crate::model::device;
 use crate::plan::memory::PROGRAM;
 use crate::plan::{grouped, table};
 use crate::telemetry::machine::MachineInfo;
-use crate::telemetry::nvidia::{Nvidia, Process};
+use crate::telemetry::nvidia::{Gpu, Nvidia, Process};
 use crate::telemetry::progress::{Event, Observer};
 use crate::train::memory_check::{self, LargestStep, StepMemory};
 use crate::words::count;
@@ -52,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
     text += "\n";
     terminal::print(&text)?;
     let largest = memory_check::largest_step(&resolved, &Quiet)?;
-    terminal::print(&measured(&largest))
+    terminal::print(&measured(&largest, device::device(resolved.config.model.device)?))
 }
 
 /// Too short for a progress bar.
@@ -85,19 +88,15 @@ fn devices() -> String {
         utilization: cpu_utilization(),
         processes: own_processes(Path::new("/proc")),
     }];
-    let mut remark = String::new();
-    match locate::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
-        None => remark.push_str("no GPU: no nvidia-smi on PATH\n"),
-        Some(Err(error)) => remark = format!("no GPU: {}\n", error.message()),
-        Some(Ok(found)) => devices.extend(found.gpus.into_iter().map(|gpu| Device {
-            index: gpu.index.to_string(),
-            name: gpu.name,
-            used: gpu.used,
-            total: gpu.total,
-            utilization: gpu.utilization,
-            processes: gpu.processes,
-        })),
-    }
+    let remark = match gpus() {
+        Ok(found) => {
+            let room = |gpu: &Device| Some(format!("{} on GPU {}", human_bytes(gpu.room()?), gpu.index));
+            let rooms: Vec<String> = found.iter().filter_map(room).collect();
+            devices.extend(found);
+            if rooms.is_empty() { String::new() } else { format!("a run may hold {} now\n", rooms.join(", ")) }
+        }
+        Err(why) => format!("no GPU: {why}\n"),
+    };
     let group = limits::group().map_or_else(String::new, |group| {
         format!("the control group allows {}, {} of it used; ", human_bytes(group.limit), human_bytes(group.used))
     });
@@ -106,6 +105,48 @@ fn devices() -> String {
     let mut text = show(&devices) + &group + &usable;
     text.push_str(&remark);
     text
+}
+
+impl Device {
+    /// Bytes that a run may hold there: 90 % of what is free.
+    fn room(&self) -> Option<u64> {
+        Some(self.total?.saturating_sub(self.used?) / 10 * 9)
+    }
+}
+
+/// GPUs as `nvidia-smi` reports them, or else the driver, which knows no processes; else why there are none.
+fn gpus() -> Result<Vec<Device>, String> {
+    let why = match locate::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
+        None => "no nvidia-smi on PATH".to_owned(),
+        Some(Err(error)) => error.message().to_owned(),
+        Some(Ok(found)) => {
+            let device = |gpu: Gpu| Device {
+                index: gpu.index.to_string(),
+                name: gpu.name,
+                used: gpu.used,
+                total: gpu.total,
+                utilization: gpu.utilization,
+                processes: gpu.processes,
+            };
+            return Ok(found.gpus.into_iter().map(device).collect());
+        }
+    };
+    if !library::driver_is_installed() {
+        return Err(why);
+    }
+    let found = gpu_info::contexts().map_err(|error| format!("{why}; {}", error.message()))?;
+    let device = |gpu: &Arc<Context>| {
+        let memory = gpu.memory().ok();
+        Device {
+            index: gpu.ordinal().to_string(),
+            name: gpu.name().to_owned(),
+            used: memory.map(|(free, total)| total.saturating_sub(free)),
+            total: memory.map(|(_, total)| total),
+            utilization: None,
+            processes: Vec::new(),
+        }
+    };
+    Ok(found.iter().map(device).collect())
 }
 
 fn show(devices: &[Device]) -> String {
@@ -172,7 +213,7 @@ fn own_processes(proc: &Path) -> Vec<Process> {
 type Part = (&'static str, fn(&StepMemory) -> u64);
 
 /// The predicted and the measured memory of a step on the largest pass.
-fn measured(largest: &LargestStep) -> String {
+fn measured(largest: &LargestStep, device: crate::device::Device) -> String {
     let LargestStep { tokens, predicted, measured, line, budget } = largest;
     let tokens = count(grouped(*tokens as u64), "token");
     let mut text = format!("one step of this configuration; its largest pass has {tokens}, all with a label\n");
@@ -197,10 +238,17 @@ fn measured(largest: &LargestStep) -> String {
     if let Some(line) = line {
         rows.push(("each further token costs".to_owned(), human_bytes(line.per_token as u64)));
     }
-    rows.push((
-        "the program itself".to_owned(),
-        format!("about {}, not counted by the allocator", human_bytes(PROGRAM)),
-    ));
+    if device == crate::device::Device::Cpu {
+        rows.push((
+            "the program itself".to_owned(),
+            format!("about {}, not counted by the allocator", human_bytes(PROGRAM)),
+        ));
+    } else {
+        rows.push((
+            "device".to_owned(),
+            format!("{}; the driver's own memory is not counted", device::describe(device)),
+        ));
+    }
     rows.push(("memory budget".to_owned(), budget.map_or("no limit".to_owned(), human_bytes)));
     text += &table(&rows);
     if measured.is_none() {

@@ -124,7 +124,7 @@ pub fn run(args: &Args) -> Result<()> {
             loss.scale
         );
     }
-    let mut plain = plain_model(&output, None)?;
+    let mut plain = plain_model(&output, None, merged.model.device)?;
     // This makes the sample rows the same.
     plain.arch.token_rows.clone_from(&merged.model.arch.token_rows);
     let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());
@@ -186,7 +186,7 @@ pub struct Checked {
 /// [`crate::Kind::Numeric`]: they differ by more than `limit`.
 pub fn check_merge(parts: Parts, top: LoadedAdapter, limit: f32) -> Result<(String, Checked)> {
     let vocabulary = parts.arch.outputs();
-    let logits = sample_logits(&parts.adapted(&top, &dequantized())?)?;
+    let logits = sample_logits(&parts.adapted(&top, &ModelConfig { device: parts.device, ..dequantized() })?)?;
     let model = parts.merged(Some(top))?;
     let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
     refuse(&comparison, limit)?;

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::eval::{Answer, AnswerDecoder, Settings, SplitAnswer};
 use crate::export::merge::{Parts, idle, set_adapter};
 use crate::hub::{self, Part};
-use crate::model::{Model, quantize};
+use crate::model::{Model, device, quantize};
 use crate::train::vision::{Seer, Sight, names_encoder, of_result};
 use crate::words::count;
 
@@ -170,6 +170,9 @@ impl AskArgs {
         config.model.quantization =
             quantize::resolve(&arch, &config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
         let mut model = Model::load_on(&arch, Some(&weights), &config, &below)?;
+        if let Some(chosen) = device::chosen(config.model.device, model.device()) {
+            print_note(&format!("the device is {chosen}"));
+        }
         let new_tokens = match &adapter {
             Some(_) if tokenizer_dir == model_dir => config.tuning.new_tokens.as_slice(),
             _ => &[],

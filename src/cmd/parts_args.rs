@@ -11,12 +11,15 @@ use crate::checkpoint::peft;
 use crate::checkpoint::stamp_check;
 use crate::config::arch::{Arch, Vocabulary};
 use crate::config::vision::{VisionArch, has_encoder};
-use crate::config::{Config, Mode, ModelConfig};
+use crate::config::{Config, DeviceChoice, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
+use crate::device::{Device, gpu};
 use crate::error::{Error, Result};
 use crate::export::blend::{self, BlendMethod, BlendRecipe};
 use crate::export::merge::Parts;
 use crate::hub::{self, Part};
+use crate::memory::human_bytes;
+use crate::model::device;
 use crate::model::quantize::Held;
 use crate::train::output;
 use crate::train::vision::{self, Seer};
@@ -81,6 +84,30 @@ impl Opened {
     }
 }
 
+/// Where a merge is compared with its adapter: on the device that the configuration chooses, if the model fits there in float32.
+///
+/// # Errors
+/// [`crate::Kind::Device`]: a GPU was asked for, and it or a library is not there.
+fn device_of_check(choice: DeviceChoice, parts: &Parts) -> Result<DeviceChoice> {
+    let device = device::device(choice)?;
+    let weights = parts.arch.tensors().iter().map(|spec| 4 * spec.len() as u64).sum::<u64>();
+    // Activations of the few rows take little.
+    let (needed, usable) = (weights + weights / 10 + gpu::WORKSPACE as u64, device::usable(device));
+    if device != Device::Cpu && usable.is_some_and(|usable| usable < needed) {
+        print_note(&format!(
+            "the merge is checked on the CPU: in float32 the model takes {}, and {} has room for {}",
+            human_bytes(needed),
+            device::describe(device),
+            human_bytes(usable.unwrap_or(0))
+        ));
+        return Ok(DeviceChoice::Cpu);
+    }
+    if let Some(chosen) = device::chosen(choice, device) {
+        print_note(&format!("the merge is checked on {chosen}"));
+    }
+    Ok(choice)
+}
+
 impl PartsArgs {
     /// Opens the base and the adapters. A configuration in `words` supplies what the flags leave open. If `whole`, a run without
     /// an adapter supplies its model as the base.
@@ -138,6 +165,9 @@ impl PartsArgs {
         };
         let mut reads = [&adapters[..], below].concat();
         let mut parts = Parts::open(&base, below, &vocabulary)?;
+        if let Some(config) = config.as_ref().filter(|_| !adapters.is_empty()) {
+            parts.device = device_of_check(config.model.device, &parts)?;
+        }
         if let [one] = adapters.as_slice() {
             let named = config.as_ref().filter(|config| vision::names_encoder(config));
             let hidden_size = parts.arch.hidden_size;

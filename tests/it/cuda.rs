@@ -346,7 +346,8 @@ fn what_a_gpu_lacks_or_does_ends_with_its_exit_code() {
     std::fs::create_dir(&nowhere).unwrap();
     for (variable, value, code, says) in [
         ("TUNESMITH_CUDA_LIBRARIES", nowhere.to_str().unwrap(), 10, "libcuda.so.1"),
-        ("TUNESMITH_STAND_IN_DEVICES", "0", 10, "CUDA_ERROR_NO_DEVICE"),
+        ("TUNESMITH_STAND_IN_DEVICES", "0", 10, "the CUDA driver shows no GPU"),
+        ("TUNESMITH_STAND_IN_CAPABILITY", "75", 10, "has compute capability 7.5, and 8.0 is needed"),
         ("TUNESMITH_STAND_IN_DRIVER", "11080", 10, "CUDA 11.8"),
         ("TUNESMITH_STAND_IN_MEMORY", "30000000", 9, "memory"),
         ("TUNESMITH_STAND_IN_FAIL", "cuLaunchKernel:40", 10, "CUDA_ERROR_LAUNCH_FAILED"),

@@ -3,6 +3,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
+use tunesmith::config::DeviceChoice;
 use tunesmith::config::arch::Arch;
 use tunesmith::export::blend::{BlendMethod, BlendRecipe, blend};
 use tunesmith::model::weights::WeightFiles;
@@ -74,7 +75,7 @@ fn merged_models_have_the_adapter_s_logits() {
         let parts = parts(name);
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         works(&[&["merge", "--output", &target, "--dtype", "float32", "--shard-size", "0.0002"], &parts[..]].concat());
-        let model = tunesmith::export::merge::plain_model(Path::new(&target), None).unwrap();
+        let model = tunesmith::export::merge::plain_model(Path::new(&target), None, DeviceChoice::Cpu).unwrap();
         let forward = WeightFiles::open_file(&golden(&format!("a/{name}/forward.safetensors"))).unwrap();
         let (shape, wanted) = forward.read("logits_lora").unwrap();
         let ids = raw_i64(&golden(&format!("a/{name}/forward.safetensors")), "input_ids");

@@ -7,6 +7,7 @@ mod classify;
 mod comm;
 mod config;
 mod cuda;
+mod cuda_commands;
 mod data;
 mod documents;
 mod eval;

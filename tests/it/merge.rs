@@ -4,6 +4,7 @@ use crate::parity::{json, other_kinds};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use tunesmith::config::DeviceChoice;
 use tunesmith::config::arch::Arch;
 use tunesmith::export::merge::{compare, plain_model, sample_logits};
 use tunesmith::model::adapters::KINDS;
@@ -33,7 +34,7 @@ fn equal(what: &str, text: &str) {
 
 /// The largest difference of a logit between two model folders.
 fn apart(left: &Path, right: &Path) -> f32 {
-    let logits = |dir: &Path| sample_logits(&plain_model(dir, None).unwrap()).unwrap();
+    let logits = |dir: &Path| sample_logits(&plain_model(dir, None, DeviceChoice::Cpu).unwrap()).unwrap();
     compare(&logits(left), &logits(right), Arch::from_dir(left).unwrap().vocab_size).largest
 }
 

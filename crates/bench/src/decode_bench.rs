@@ -149,7 +149,8 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
     let mut measured = Vec::new();
     for &batch in &request.batches {
         let prompts: Vec<Vec<u32>> = (0..batch).map(prompt).collect();
-        let settings = |tokens: usize| Settings { batch_size: Some(batch), ..Settings::greedy(tokens, usize::MAX, Vec::new()) };
+        let settings =
+            |tokens: usize| Settings { batch_size: Some(batch), ..Settings::greedy(tokens, usize::MAX, Vec::new()) };
         generate(&model, &prompts, &settings(4), &mut Clock::new())?;
         let (began, mut clock) = (Instant::now(), Clock::new());
         generate(&model, &prompts, &settings(request.tokens + 1), &mut clock)?;

@@ -1,4 +1,5 @@
-//! Whether ranks can use NCCL: each needs its own GPU. Every rank publishes its GPU, and all make the same decision.
+//! Which ranks share a GPU. Every rank publishes its GPU, and all draw the same conclusions: NCCL needs a GPU for each rank, and ranks
+//! that share one divide its memory.
 use std::time::Duration;
 
 use super::rendezvous::{Rendezvous, ranks};
@@ -33,6 +34,22 @@ pub fn agree(rendezvous: &Rendezvous, own: Offer, limit: Duration) -> Result<std
     };
     let offers: Result<Vec<Offer>> = (0..rendezvous.world.size).map(offer).collect();
     Ok(decide(&offers?))
+}
+
+/// How many ranks compute on this rank's GPU, itself included; `own` is the GPU's UUID, or none of a rank that computes on the CPU. Every
+/// rank calls it.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Peer`]: a rank is gone or late.
+pub fn sharing(rendezvous: &Rendezvous, own: Option<&str>, limit: Duration) -> Result<usize> {
+    let key = |rank: usize| format!("computes-on/{rank}");
+    let own = own.unwrap_or_default().as_bytes();
+    rendezvous.store.set(&key(rendezvous.world.rank), own)?;
+    let mut there = 0;
+    for rank in 0..rendezvous.world.size {
+        there += usize::from(rendezvous.store.wait(&key(rank), Some(limit))? == own);
+    }
+    Ok(there)
 }
 
 /// Whether each rank has its own GPU; else why not.

@@ -83,6 +83,7 @@ pub fn open(ordinal: u8) -> Result<()> {
     let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if OPEN[usize::from(ordinal)].get().is_none() {
         let context = Context::new(u32::from(ordinal))?;
+        supported(&context)?;
         let stream = Stream::new(&context)?;
         let gpu = Gpu {
             context,
@@ -97,6 +98,24 @@ pub fn open(ordinal: u8) -> Result<()> {
         let _ = OPEN[usize::from(ordinal)].set(gpu);
     }
     Ok(())
+}
+
+/// The oldest GPUs that the kernels are written for: Ampere, whose tensor cores multiply bfloat16.
+const OLDEST: (u32, u32) = (8, 0);
+
+/// # Errors
+/// [`tunesmith_base::Kind::Device`]: the kernels need a newer GPU.
+fn supported(context: &Context) -> Result<()> {
+    let (major, minor) = context.capability();
+    if (major, minor) >= OLDEST {
+        return Ok(());
+    }
+    let (ordinal, name) = (context.ordinal(), context.name());
+    Err(Error::device(format!(
+        "GPU {ordinal} ({name}) has compute capability {major}.{minor}, and {}.{} is needed",
+        OLDEST.0, OLDEST.1
+    ))
+    .hint("use a GPU of the Ampere generation or newer (A100, RTX 30, …), or set model.device: cpu"))
 }
 
 /// The GPU of this number, with its context current on this thread. Opens it if needed.

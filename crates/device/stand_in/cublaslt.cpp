@@ -1,4 +1,5 @@
 // Products of matrices: column-major, float32 sums; strict about pointers and leading dimensions.
+#include "fail.h"
 #include "worker.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 namespace {
 
-enum Status { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum Status { SUCCESS = 0, INVALID_VALUE = 7, INTERNAL_ERROR = 14, NOT_SUPPORTED = 15 };
 enum Type { R_32F = 0, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28 };
 
 struct Desc {
@@ -144,6 +145,7 @@ bool aligned(const void *pointer, const Layout &layout) {
 extern "C" {
 
 int cublasLtCreate(void **handle) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     *handle = new int(0);
     return SUCCESS;
 }
@@ -151,6 +153,7 @@ int cublasLtCreate(void **handle) {
 size_t cublasLtGetVersion() { return 130000; }
 
 int cublasLtMatmulDescCreate(void **desc, int compute, int scale) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     if ((compute != 68 && compute != 77) || scale != R_32F) return NOT_SUPPORTED;
     *desc = new Desc{compute};
     return SUCCESS;
@@ -162,6 +165,7 @@ int cublasLtMatmulDescDestroy(void *desc) {
 }
 
 int cublasLtMatmulDescSetAttribute(void *desc, int attribute, const void *value, size_t bytes) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     if (bytes != 4) return INVALID_VALUE;
     int operation;
     std::memcpy(&operation, value, 4);
@@ -173,6 +177,7 @@ int cublasLtMatmulDescSetAttribute(void *desc, int attribute, const void *value,
 }
 
 int cublasLtMatrixLayoutCreate(void **layout, int type, uint64_t rows, uint64_t cols, int64_t leading) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     if (type != R_32F && type != R_16F && type != R_16BF && type != R_8F_E4M3) return NOT_SUPPORTED;
     if (!rows || !cols || leading < int64_t(rows)) return INVALID_VALUE;
     *layout = new Layout{type, rows, cols, leading};
@@ -185,6 +190,7 @@ int cublasLtMatrixLayoutDestroy(void *layout) {
 }
 
 int cublasLtMatrixLayoutSetAttribute(void *layout, int attribute, const void *value, size_t bytes) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     Layout *it = static_cast<Layout *>(layout);
     if (attribute == 5 && bytes == 4) std::memcpy(&it->batch, value, 4);
     else if (attribute == 6 && bytes == 8) std::memcpy(&it->stride, value, 8);
@@ -193,6 +199,7 @@ int cublasLtMatrixLayoutSetAttribute(void *layout, int attribute, const void *va
 }
 
 int cublasLtMatmulPreferenceCreate(void **preference) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     *preference = new Preference;
     return SUCCESS;
 }
@@ -203,6 +210,7 @@ int cublasLtMatmulPreferenceDestroy(void *preference) {
 }
 
 int cublasLtMatmulPreferenceSetAttribute(void *preference, int attribute, const void *value, size_t bytes) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     Preference *it = static_cast<Preference *>(preference);
     if (attribute == 1 && bytes == 8) std::memcpy(&it->workspace, value, 8);
     else if (attribute >= 5 && attribute <= 8 && bytes == 4) std::memcpy(&it->alignment[attribute - 5], value, 4);
@@ -212,6 +220,7 @@ int cublasLtMatmulPreferenceSetAttribute(void *preference, int attribute, const 
 
 int cublasLtMatmulAlgoGetHeuristic(void *, void *desc, void *a, void *b, void *c, void *d, void *preference, int wanted, void *results,
                                    int *found) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     *found = 0;
     Desc *it = static_cast<Desc *>(desc);
     Layout *la = static_cast<Layout *>(a), *lb = static_cast<Layout *>(b), *lc = static_cast<Layout *>(c), *ld = static_cast<Layout *>(d);
@@ -238,6 +247,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *, void *desc, void *a, void *b, void *c
 
 int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *la, const void *b, void *lb, const float *beta, const void *c,
                    void *lc, void *d, void *ld, const uint64_t *algorithm, void *, size_t, void *stream) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     if (algorithm[4] != 0x5354414e44) return INVALID_VALUE;
     Desc how = *static_cast<Desc *>(desc);
     Layout A = *static_cast<Layout *>(la), B = *static_cast<Layout *>(lb), C = *static_cast<Layout *>(lc), D = *static_cast<Layout *>(ld);
@@ -291,6 +301,7 @@ int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *
 const char *cublasLtGetStatusString(int status) {
     switch (status) {
     case INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
     case NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
     default: return "an error of cublasLt";
     }

@@ -1,4 +1,5 @@
 // The compiler: takes any program. Its kernels are in the driver's stand-in already.
+#include "fail.h"
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -6,6 +7,8 @@
 #include <string>
 
 namespace {
+const int INTERNAL_ERROR = 11;
+
 struct Program {
     std::string image, log;
     bool refused;
@@ -21,6 +24,7 @@ int nvrtcVersion(int *major, int *minor) {
 }
 
 int nvrtcCreateProgram(void **program, const char *source, const char *, int, const char *const *, const char *const *) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     std::string text = source;
     char image[64];
     std::snprintf(image, sizeof image, "stand-in cubin %zx", std::hash<std::string>{}(text));
@@ -35,7 +39,10 @@ int nvrtcDestroyProgram(void **program) {
     return 0;
 }
 
-int nvrtcCompileProgram(void *program, int, const char *const *) { return static_cast<Program *>(program)->refused ? 6 : 0; }
+int nvrtcCompileProgram(void *program, int, const char *const *) {
+    if (fails(__func__)) return INTERNAL_ERROR;
+    return static_cast<Program *>(program)->refused ? 6 : 0;
+}
 
 int nvrtcGetCUBINSize(void *program, size_t *size) {
     *size = static_cast<Program *>(program)->image.size() + 1;
@@ -43,6 +50,7 @@ int nvrtcGetCUBINSize(void *program, size_t *size) {
 }
 
 int nvrtcGetCUBIN(void *program, char *image) {
+    if (fails(__func__)) return INTERNAL_ERROR;
     std::strcpy(image, static_cast<Program *>(program)->image.c_str());
     return 0;
 }

@@ -10,7 +10,7 @@ use tunesmith_checkpoint::{Hashed, Manifest, peft};
 use tunesmith_config::adapters::lora::LoraConfig;
 use tunesmith_config::arch::{Arch, TensorSpec, Vocabulary};
 use tunesmith_config::vision::VisionArch;
-use tunesmith_config::{Config, Mode, ModelConfig, Quantization, TargetModules};
+use tunesmith_config::{Config, DeviceChoice, Mode, ModelConfig, Quantization, TargetModules};
 use tunesmith_data::batch::Batch;
 use tunesmith_model::quantize::{self, Held};
 use tunesmith_model::stack::{Coded, Layer, Stack};
@@ -32,6 +32,8 @@ pub struct Parts {
     pub below: Stack,
     /// Fingerprints of the adapters below, lowest first.
     below_hashes: Vec<String>,
+    /// Where a merge is compared with its adapter.
+    pub device: DeviceChoice,
 }
 
 impl Parts {
@@ -51,7 +53,7 @@ impl Parts {
             below_hashes.push(peft::open_weights(dir)?.fingerprint()?);
         }
         arch.fit(vocabulary)?;
-        Ok(Self { base: base.to_owned(), arch, weights, below: stack, below_hashes })
+        Ok(Self { base: base.to_owned(), arch, weights, below: stack, below_hashes, device: DeviceChoice::Cpu })
     }
 
     /// Checks the adapter in `dir` against the base in its run's `backend.json`. Returns one line per difference that `allow`
@@ -144,9 +146,9 @@ impl Parts {
     /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
     pub fn merged(self, top: Option<LoadedAdapter>) -> Result<Merged> {
         let frozen = top.map(|top| top.frozen(&self.arch)).transpose()?;
-        let Self { base, arch, weights, mut below, .. } = self;
+        let Self { base, arch, weights, mut below, device, .. } = self;
         below.0.extend(frozen.map(Layer::from));
-        Ok(Merged { base, arch, weights, stack: below })
+        Ok(Merged { base, arch, weights, stack: below, device })
     }
 
     /// Whether the base is stored in 4 or 8 bits.
@@ -197,6 +199,8 @@ pub struct Merged {
     /// The base model's tensors, before the merge.
     pub weights: WeightFiles,
     stack: Stack,
+    /// Where [`Merged::model`] loads it to.
+    pub device: DeviceChoice,
 }
 
 impl Merged {
@@ -226,7 +230,7 @@ impl Merged {
     /// # Errors
     /// As [`Merged::values`].
     pub fn model(&self) -> Result<Model> {
-        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(&self.arch), &self.stack)
+        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(&self.arch, self.device), &self.stack)
     }
 }
 
@@ -244,23 +248,23 @@ pub fn dequantized() -> ModelConfig {
 
 /// A configuration to load a model without training it: the only trainable tensor is the smallest. Quantized matrices are
 /// dequantized.
-fn frozen_config(arch: &Arch) -> Config {
-    let mut config = Config { model: dequantized(), ..Config::default() };
+fn frozen_config(arch: &Arch, device: DeviceChoice) -> Config {
+    let mut config = Config { model: ModelConfig { device, ..dequantized() }, ..Config::default() };
     config.tuning.mode = Mode::Freeze;
     config.tuning.freeze.trainable_patterns = vec![arch.final_norm()];
     config
 }
 
-/// Loads a model folder for inference, dequantized, with the encoder and connector of `vision`.
+/// Loads a model folder to `device` for inference, dequantized, with the encoder and connector of `vision`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: it cannot be read.
-pub fn plain_model(dir: &Path, vision: Option<Arc<VisionArch>>) -> Result<Model> {
+pub fn plain_model(dir: &Path, vision: Option<Arc<VisionArch>>, device: DeviceChoice) -> Result<Model> {
     Manifest::check_model(dir, Hashed::All)?;
     let mut arch = Arch::from_dir(dir)?;
     let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
     arch.vision = vision;
-    Model::load(&arch, Some(&weights), &frozen_config(&arch))
+    Model::load(&arch, Some(&weights), &frozen_config(&arch, device))
 }
 
 const ROWS: usize = 4;

@@ -9,13 +9,13 @@ use tunesmith_ops::activation::{Number, Pool};
 use tunesmith_ops::simd::{self, PairLevel};
 
 /// The device that `model.device` chooses: everything of the model, and what is measured of its memory, is there. `auto` is the
-/// first GPU where there is one that can be used, else the CPU.
+/// first GPU where there is one that can be used, else the CPU ([`chosen`] says why).
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Device`]: a GPU was asked for, and it or a library that it needs is not there.
 pub fn device(choice: DeviceChoice) -> Result<Device> {
     match choice {
-        DeviceChoice::Auto if usable_gpu().is_some() => device(DeviceChoice::Cuda(Some(0))),
+        DeviceChoice::Auto if usable_gpu().is_ok() => device(DeviceChoice::Cuda(Some(0))),
         DeviceChoice::Cpu | DeviceChoice::Auto => Ok(Device::Cpu),
         DeviceChoice::Cuda(ordinal) => {
             let ordinal = ordinal.unwrap_or(0);
@@ -37,7 +37,7 @@ pub fn device(choice: DeviceChoice) -> Result<Device> {
 pub fn of_rank(choice: DeviceChoice, local_rank: usize) -> Result<DeviceChoice> {
     match choice {
         DeviceChoice::Cpu | DeviceChoice::Cuda(Some(_)) => Ok(choice),
-        DeviceChoice::Auto if usable_gpu().is_none() => Ok(choice),
+        DeviceChoice::Auto if usable_gpu().is_err() => Ok(choice),
         DeviceChoice::Auto | DeviceChoice::Cuda(None) => {
             let count = Context::count()?.clamp(1, 256) as usize;
             Ok(DeviceChoice::Cuda(Some((local_rank % count) as u8)))
@@ -45,18 +45,20 @@ pub fn of_rank(choice: DeviceChoice, local_rank: usize) -> Result<DeviceChoice> 
     }
 }
 
-/// How many of a machine's `local_size` processes share that device's memory.
-pub fn sharing(device: Device, local_size: usize) -> usize {
-    match device {
-        Device::Cpu | Device::Meta => local_size,
-        Device::Cuda(_) => local_size.div_ceil(Context::count().unwrap_or(1).max(1) as usize),
-    }
+/// Whether GPU 0 is there with all that computing on it needs; else what lacks.
+fn usable_gpu() -> Result<()> {
+    gpu::open(0)?;
+    library::report().into_iter().try_for_each(|library| library.found.map(drop))
 }
 
-/// Whether GPU 0 is there with all that computing on it needs.
-fn usable_gpu() -> Option<()> {
-    (Context::count().ok()? > 0 && library::report().into_iter().all(|it| it.found.is_ok())).then_some(())?;
-    gpu::open(0).ok()
+/// Why `model.device: auto` has chosen the CPU on a machine that has NVIDIA's driver.
+fn why_cpu(device: Device) -> Option<String> {
+    if device != Device::Cpu || !library::driver_is_installed() {
+        return None;
+    }
+    let error = usable_gpu().err()?;
+    let hint = error.hint_text().map_or_else(String::new, |hint| format!(" ({hint})"));
+    Some(format!("{}{hint}", error.message()))
 }
 
 /// The device in words, as a run prints it: `the CPU`, or the GPU's number and name.
@@ -67,6 +69,18 @@ pub fn describe(device: Device) -> String {
             format!("GPU {ordinal} ({})", gpu::name(ordinal).unwrap_or_else(|_| "of an unknown name".to_owned()))
         }
         Device::Meta => "no device".to_owned(),
+    }
+}
+
+/// What a command prints of the device that `choice` has chosen: nothing of the CPU unless `auto` chose it.
+pub fn chosen(choice: DeviceChoice, device: Device) -> Option<String> {
+    match choice {
+        DeviceChoice::Cpu => None,
+        DeviceChoice::Cuda(_) => Some(describe(device)),
+        DeviceChoice::Auto => {
+            let why = why_cpu(device).map_or_else(String::new, |why| format!(": {why}"));
+            Some(format!("{}, chosen by model.device: auto{why}", describe(device)))
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 use super::model_source::ModelSource;
 use super::run_plan::EnginePlan;
 use tunesmith_base::error::Result;
-use tunesmith_config::{Backend, Config, DeviceChoice};
+use tunesmith_config::{Backend, Config};
 use tunesmith_device::Device;
-use tunesmith_model::device::{describe, kernels};
+use tunesmith_model::device::{chosen, kernels};
 use tunesmith_model::quantize::{Held, How};
 use tunesmith_ops::simd::{self, Level};
 
@@ -37,11 +37,7 @@ pub(crate) fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> 
         kernels: engine(config.tuning.backend),
         simd: kernels(source.device, config)?,
         device: source.device,
-        device_name: match config.model.device {
-            DeviceChoice::Cpu => None,
-            DeviceChoice::Cuda(_) => Some(describe(source.device)),
-            DeviceChoice::Auto => Some(format!("{}, chosen by model.device: auto", describe(source.device))),
-        },
+        device_name: chosen(config.model.device, source.device),
         base_dtype: source.base_dtype(),
         activations: match (config.train.bf16, config.train.fp16) {
             (true, _) => "bfloat16",

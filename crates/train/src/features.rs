@@ -66,6 +66,9 @@ impl KeptFeatures {
 /// pictures.
 pub fn encode(resolved: &Resolved, observer: &dyn Observer) -> Result<KeptFeatures> {
     let device = device::device(resolved.config.model.device)?;
+    if let Some(chosen) = device::chosen(resolved.config.model.device, device) {
+        observer.event(&Event::Notice(&format!("the device is {chosen}")));
+    }
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(|| device::usable(device));
     let _budget = budget.map(|bytes| Budget::new(device, bytes));
     memory::guarded(|| {

@@ -18,6 +18,7 @@ use tunesmith_comm::threads::{self, Threads};
 use tunesmith_comm::{Collectives, Limits, World};
 use tunesmith_config::Source;
 use tunesmith_config::{DeviceChoice, RankBackend, Resolved, Strategy, TrainConfig};
+use tunesmith_device::Device;
 #[cfg(feature = "cuda")]
 use tunesmith_device::gpu;
 use tunesmith_plan::platform;
@@ -233,6 +234,26 @@ impl Seat {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let local = self.world.local_size;
         num_threads.or_else(|| (local > 1).then(|| platform::threads(cores(), local)))
+    }
+
+    /// How many processes share the memory of this rank's device: of the CPU those of the machine, of a GPU those that compute there.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Device`]: the GPU is not there; [`tunesmith_base::Kind::Peer`]: a rank is gone or late.
+    pub fn sharing(&self, device: Device) -> Result<usize> {
+        #[cfg(feature = "cuda")]
+        if let Link::Process(meeting, _) = &self.link {
+            let uuid = match device {
+                Device::Cuda(ordinal) => Some(gpu::uuid(ordinal)?),
+                Device::Cpu | Device::Meta => None,
+            };
+            let there = gpus::sharing(meeting, uuid.as_deref(), self.limits.timeout)?;
+            return Ok(if uuid.is_some() { there } else { self.world.local_size });
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = device;
+        // The threads of a process share its budget.
+        Ok(if matches!(self.link, Link::Process(..)) { self.world.local_size } else { 1 })
     }
 
     /// Calls `act` on the first rank of the machine before the other ranks, so that they find its cache.

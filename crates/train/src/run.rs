@@ -14,7 +14,7 @@ use tunesmith_comm::Collectives;
 use tunesmith_comm::env::Launch;
 use tunesmith_config::Resolved;
 use tunesmith_device::memory::{self, Budget};
-use tunesmith_model::device::{device, of_rank as of_rank_device, sharing, usable};
+use tunesmith_model::device::{device, of_rank as of_rank_device, usable};
 use tunesmith_telemetry::progress::{Event, Observer, SilentObserver};
 use tunesmith_telemetry::report::RunOutcome;
 
@@ -75,12 +75,11 @@ fn on_ranks<T: Send>(
     let resolved = &on_device;
     // Processes divide the machine's memory, or a GPU's among those that share it; threads share the budget of their process.
     let device = device(resolved.config.model.device)?;
-    let local = options.launch.as_ref().map_or(1, |launch| launch.world.local_size);
-    let sharing = sharing(device, local) as u64;
+    let mut seats = ranks::seats(resolved, options.launch.as_ref(), observer)?;
+    let sharing = seats[0].sharing(device)? as u64;
     let usable = || usable(device).map(|bytes| bytes / sharing);
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(usable);
     let _budget = budget.map(|bytes| Budget::new(device, bytes));
-    let mut seats = ranks::seats(resolved, options.launch.as_ref(), observer)?;
     let (world, launcher) = (seats[0].world, options.launch.as_ref().map(|launch| launch.launcher));
     let resolved = &resolved.in_world(world.size, world.local_size, launcher)?;
     let others = seats.split_off(1);

@@ -116,9 +116,9 @@ impl Candidate {
             }
             // A model that was trained as a whole has in its folder what was trained of encoders and connectors.
             Some(Trained::Model(dir)) if arch.vision.is_some() && has_encoder(dir) => {
-                plain_model(dir, Some(Arc::new(VisionArch::of_model(dir, arch.hidden_size)?)))
+                plain_model(dir, Some(Arc::new(VisionArch::of_model(dir, arch.hidden_size)?)), config.model.device)
             }
-            Some(Trained::Model(dir)) => plain_model(dir, arch.vision.clone()),
+            Some(Trained::Model(dir)) => plain_model(dir, arch.vision.clone(), config.model.device),
             Some(Trained::Adapter(dir)) => {
                 let mut parts = open_base(base, below, dir, allow)?;
                 if let Some(vision) = &arch.vision {

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::eval::EvalSplit;
 use crate::eval::metrics::{Difference, Score};
 use crate::files::output::{Existing, check_output_file};
-use crate::model::Model;
+use crate::model::{Model, device};
 use crate::plan::{human_bytes, human_seconds};
 use crate::telemetry::machine;
 use crate::telemetry::report::answers::{self, Answered, Asked, Page};
@@ -107,6 +107,11 @@ pub(super) fn evaluate<E: Evaluation>(job: &Job<'_>, evaluation: &E, outputs: Ou
     let Outputs { dir, existing, mut samples } = outputs;
     let EvalSplit { config, split, rows, .. } = job.eval_split;
     let (mut results, mut seconds) = (Vec::new(), 0.0);
+    let device = device::device(config.model.device)?;
+    let chosen = device::chosen(config.model.device, device);
+    if let Some(chosen) = &chosen {
+        print_text(&format!("device: {chosen}\n"));
+    }
     for candidate in job.candidates {
         print_text(&format!("asking {} ({})\n", candidate.name, candidate.dir.display()));
         let model = candidate.load(config, job.base, job.arch, job.allow)?;
@@ -158,10 +163,8 @@ pub(super) fn evaluate<E: Evaluation>(job: &Job<'_>, evaluation: &E, outputs: Ou
     facts.extend(evaluation.fact());
     facts.push(("intervals".into(), intervals(config.eval.confidence, config.eval.bootstrap_samples)));
     facts.push(("time".into(), human_seconds(seconds)));
-    facts.push((
-        "peak memory".into(),
-        human_bytes(machine::peak_bytes(crate::model::device::device(config.model.device)?)),
-    ));
+    facts.extend(chosen.map(|chosen| ("device".into(), chosen)));
+    facts.push(("peak memory".into(), human_bytes(machine::peak_bytes(device))));
     facts.extend(config.train.memory_budget.map(|budget| used_of_budget(budget.0)));
     let title =
         config.train.output_dir.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());

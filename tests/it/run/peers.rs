@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::fixture::{Fixture, said, tunesmith};
 use super::ranks::curve;
-use crate::comm::gloo_is_there;
+use crate::comm::{gloo_is_there, stand_in};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -164,4 +164,28 @@ fn gloo_is_built_when_it_is_first_needed() {
     let text = launched(&fixture, &[], &["--nproc", "2"]);
     assert!(text.contains("building the Gloo library") && text.contains("ddp: 2 processes over gloo"), "{text}");
     assert!(fixture.path("home/cache/tunesmith/gloo/libtunesmith_gloo.so").is_file());
+}
+
+/// Slurm may show each process only its own GPU, number 0 of each.
+#[test]
+fn ranks_divide_the_memory_of_a_gpu_that_they_share_and_of_no_other() {
+    if !gloo_is_there() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 1", "model.device: cuda", "train.ddp_backend: gloo"]);
+    for (second, budget) in [("0", "1.80 GiB"), ("1", "3.60 GiB")] {
+        let port = free_port();
+        let out = format!("train.output_dir={}", fixture.path(second).display());
+        let start = |rank: &'static str, gpu: &str| {
+            let mut command = Peer { words: &[&out], ..Peer::new(rank, "2") }.command(&config, port);
+            command.envs(stand_in(1)).env("TUNESMITH_STAND_IN_FIRST", gpu);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let ranks = [start("0", "0"), start("1", second)];
+        let [first, other] = ranks.map(|rank| rank.wait_with_output().unwrap());
+        assert!(first.status.success() && other.status.success(), "{}{}", said(&first), said(&other));
+        let line = format!("{budget}: 90 % of what is free");
+        assert!(said(&first).contains(&line), "{line}: {}", said(&first));
+    }
 }

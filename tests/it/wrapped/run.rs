@@ -4,6 +4,7 @@ use crate::parity::json;
 use crate::run::fixture::{Fixture, model_config, said, train, tunesmith};
 use serde_json::{Value, json};
 use std::path::Path;
+use tunesmith::config::DeviceChoice;
 use tunesmith::config::arch::Arch;
 use tunesmith::export::merge::{compare, plain_model, sample_logits};
 
@@ -96,7 +97,7 @@ fn resumes(fixture: &Fixture, name: &str, result: &str) {
 }
 
 fn apart(left: &Path, right: &Path) -> f32 {
-    let logits = |dir: &Path| sample_logits(&plain_model(dir, None).unwrap()).unwrap();
+    let logits = |dir: &Path| sample_logits(&plain_model(dir, None, DeviceChoice::Cpu).unwrap()).unwrap();
     compare(&logits(left), &logits(right), Arch::from_dir(left).unwrap().vocab_size).largest
 }
 

@@ -11,6 +11,9 @@ pub const FOLDER_VARIABLE: &str = "TUNESMITH_CUDA_LIBRARIES";
 /// The oldest supported driver, as a number of `cuDriverGetVersion`: CUDA 12.0.
 const OLDEST_DRIVER: c_int = 12_000;
 
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: Code = 100;
+
 /// A library, its file names in order of preference, and what to do if it is missing.
 struct Wanted {
     name: &'static str,
@@ -49,27 +52,34 @@ pub(super) fn test_folder() -> Option<PathBuf> {
 
 /// The only folder to load from, if one is set.
 fn only_folder() -> Option<PathBuf> {
-    let set = || std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let set = || variable(FOLDER_VARIABLE);
     // A name without a slash would be looked up by the loader.
     let whole = |folder| std::path::absolute(&folder).unwrap_or(folder);
     test_folder().or_else(set).map(whole)
 }
 
-/// Folders that may contain a toolkit's libraries, in search order.
-fn folders() -> Vec<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).collect();
-    let mut toolkits = entries(Path::new("/usr/local"));
+/// Folders that may contain a toolkit's libraries, in search order. `variable` reads a variable of the environment; `local` is
+/// `/usr/local`.
+fn folders(variable: impl Fn(&str) -> Option<PathBuf>, local: &Path) -> Vec<PathBuf> {
+    let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(&variable).collect();
+    let mut toolkits = entries(local);
     toolkits.retain(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"cuda")));
     toolkits.reverse(); // the newest version first
     roots.extend(toolkits);
+    // Conda's own packages of CUDA.
+    roots.extend(variable("CONDA_PREFIX"));
     let mut folders: Vec<PathBuf> =
         roots.iter().flat_map(|root| ["lib64", "targets/x86_64-linux/lib", "lib"].map(|lib| root.join(lib))).collect();
-    let mut environments: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).collect();
-    environments.extend(python_prefix());
+    let mut environments: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(&variable).collect();
+    environments.extend(variable("PATH").iter().flat_map(|path| python_prefixes(path)));
+    environments.push(local.to_owned());
+    environments.extend(variable("HOME").map(|home| home.join(".local")));
     for environment in environments {
         for lib in ["lib", "lib64"] {
             for python in entries(&environment.join(lib)) {
+                if !python.file_name().is_some_and(|name| name.as_bytes().starts_with(b"python")) {
+                    continue;
+                }
                 for packages in ["site-packages", "dist-packages"] {
                     for package in entries(&python.join(packages).join("nvidia")) {
                         folders.push(package.join("lib"));
@@ -78,7 +88,8 @@ fn folders() -> Vec<PathBuf> {
             }
         }
     }
-    folders.retain(|folder| folder.is_dir());
+    let mut seen = std::collections::HashSet::new();
+    folders.retain(|folder| folder.is_dir() && seen.insert(folder.clone()));
     folders
 }
 
@@ -90,11 +101,25 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The environment of the `python3` on `PATH`, derived from its path.
-fn python_prefix() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let python = std::env::split_paths(&path).map(|folder| folder.join("python3")).find(|file| file.is_file())?;
-    Some(python.parent()?.parent()?.to_owned())
+/// Environments that the first `python3` on `path` may be of: the one around it, that of the file it links to, and those of pyenv,
+/// whose `python3` is a script in a folder `shims`.
+fn python_prefixes(path: &Path) -> Vec<PathBuf> {
+    let Some(python) = std::env::split_paths(path).map(|folder| folder.join("python3")).find(|file| file.is_file())
+    else {
+        return Vec::new();
+    };
+    let prefix = |file: &Path| Some(file.parent()?.parent()?.to_owned());
+    let mut found: Vec<PathBuf> = prefix(&python).into_iter().collect();
+    if python.parent().is_some_and(|folder| folder.ends_with("shims")) {
+        found = found.iter().flat_map(|pyenv| entries(&pyenv.join("versions"))).collect();
+    }
+    found.extend(python.canonicalize().ok().as_deref().and_then(prefix));
+    found
+}
+
+/// A variable of the environment, unless it is empty.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// An open library. It is never closed: the driver has threads of its own.
@@ -122,7 +147,7 @@ fn candidates_in(files: &[&str], only: Option<PathBuf>) -> Vec<PathBuf> {
         return files.iter().map(|file| folder.join(file)).collect();
     }
     let mut candidates: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
-    for folder in folders() {
+    for folder in folders(variable, Path::new("/usr/local")) {
         candidates.extend(files.iter().map(|file| folder.join(file)).filter(|path| path.exists()));
     }
     candidates
@@ -342,10 +367,23 @@ pub(super) fn driver() -> Result<&'static Driver> {
     LOADED.get_or_init(load_driver).as_ref().map_err(Clone::clone)
 }
 
+/// Whether the driver's library is installed, even if it cannot be used.
+pub fn driver_is_installed() -> bool {
+    candidates(DRIVER.files).iter().any(|path| dlopen(path, libc::RTLD_NOW | libc::RTLD_LOCAL).is_ok() || path.exists())
+}
+
 fn load_driver() -> Result<Driver> {
     let driver = Driver::find(&open(&DRIVER, only_folder(), None)?)?;
     // SAFETY: `init` takes no flags.
-    driver.check("cuInit", unsafe { (driver.init)(0) })?;
+    match unsafe { (driver.init)(0) } {
+        NO_DEVICE => {
+            return Err(Error::device("the CUDA driver shows no GPU")
+                .hint("compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, or set model.device: cpu"));
+        }
+        code => driver.check("cuInit", code).map_err(|error| {
+            error.hint("`nvidia-smi` and the system's log (dmesg) say more; model.device: cpu computes without it")
+        })?,
+    }
     new_enough(driver.version()?)?;
     Ok(driver)
 }
@@ -480,6 +518,32 @@ mod tests {
         let place = folder.join("libnvrtc.so.12");
         assert!(damaged.message().contains(&*place.to_string_lossy()), "{damaged}");
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn toolkits_conda_and_every_python_are_searched() {
+        let root = tempfile::tempdir().unwrap();
+        let place = |name: &str| root.path().join(name);
+        let wanted = [
+            "toolkit/lib64",
+            "local/cuda-12.9/lib64",
+            "conda/lib",
+            "venv/lib/python3.12/site-packages/nvidia/cublas/lib",
+            "conda/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
+            "pyenv/versions/3.10.1/lib/python3.10/site-packages/nvidia/cublas/lib",
+            "local/lib/python3.12/dist-packages/nvidia/cu13/lib",
+            "home/.local/lib/python3.12/site-packages/nvidia/nccl/lib",
+        ];
+        for folder in wanted {
+            std::fs::create_dir_all(place(folder)).unwrap();
+        }
+        std::fs::create_dir_all(place("pyenv/shims")).unwrap();
+        std::fs::write(place("pyenv/shims/python3"), "").unwrap();
+        let variable = |name: &str| {
+            let of = ["CUDA_HOME toolkit", "CONDA_PREFIX conda", "VIRTUAL_ENV venv", "PATH pyenv/shims", "HOME home"];
+            of.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(place)
+        };
+        assert_eq!(folders(variable, &place("local")), wanted.map(place));
     }
 
     #[test]

@@ -155,15 +155,15 @@ impl<'a> Program<'a> {
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // SAFETY: the program is open, and the options are C strings.
         let code = unsafe { (self.nvrtc.compile)(handle, pointers.len() as c_int, pointers.as_ptr()) };
-        let log = open.text(self.nvrtc.log_size, self.nvrtc.log).unwrap_or_default();
+        let log = open.text("nvrtcGetProgramLog", self.nvrtc.log_size, self.nvrtc.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
         self.nvrtc.check("nvrtcCompileProgram", code).map_err(|error| {
             error.context(format!("kernels {}", self.source.name())).hint(format!("the compiler says: {log}"))
         })?;
         let image = if self.ptx {
-            open.text(self.nvrtc.ptx_size, self.nvrtc.ptx)?
+            open.text("nvrtcGetPTX", self.nvrtc.ptx_size, self.nvrtc.ptx)?
         } else {
-            open.text(self.nvrtc.cubin_size, self.nvrtc.cubin)?
+            open.text("nvrtcGetCUBIN", self.nvrtc.cubin_size, self.nvrtc.cubin)?
         };
         Ok((image, log))
     }
@@ -176,18 +176,19 @@ struct Open {
 }
 
 impl Open {
-    /// The result of one of NVRTC's pairs of functions: a size, and this number of bytes.
+    /// The result of the function `name` of NVRTC's, and of the one that says its size.
     fn text(
         &self,
+        name: &str,
         size: unsafe extern "C" fn(Handle, *mut usize) -> Code,
         get: unsafe extern "C" fn(Handle, *mut c_char) -> Code,
     ) -> Result<Vec<u8>> {
         let mut bytes = 0;
         // SAFETY: the program is open; it writes one number.
-        self.nvrtc.check("nvrtc's size", unsafe { size(self.handle, &raw mut bytes) })?;
+        self.nvrtc.check(&format!("{name}Size"), unsafe { size(self.handle, &raw mut bytes) })?;
         let mut text = vec![0u8; bytes];
         // SAFETY: there is room for as many bytes as it says it writes.
-        self.nvrtc.check("nvrtc's result", unsafe { get(self.handle, text.as_mut_ptr().cast()) })?;
+        self.nvrtc.check(name, unsafe { get(self.handle, text.as_mut_ptr().cast()) })?;
         Ok(text)
     }
 }
