@@ -8,6 +8,7 @@ mod comm;
 mod config;
 mod cuda;
 mod cuda_commands;
+mod cuda_halves;
 mod data;
 mod documents;
 mod eval;

@@ -35,7 +35,7 @@ fn golden(path: &str) -> PathBuf {
 }
 
 /// Every tensor of a folder's safetensors files, or of one file.
-fn read(path: &Path) -> Raw {
+pub fn read(path: &Path) -> Raw {
     let files: Vec<PathBuf> = if path.is_file() {
         vec![path.to_owned()]
     } else {
@@ -52,7 +52,7 @@ fn read(path: &Path) -> Raw {
     raw
 }
 
-fn write(path: &Path, raw: &Raw) {
+pub fn write(path: &Path, raw: &Raw) {
     let views = raw.iter().map(|(name, (dtype, shape, bytes))| {
         (name.as_str(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
     });
