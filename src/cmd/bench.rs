@@ -9,6 +9,7 @@ use crate::bench::training::{self, TrainingOutcome, TrainingRequest};
 use crate::config::{Bytes, Checkpointing, Config, ConfigValue as _, Dtype, Mode, Node, Quantization, TargetModules};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::files::atomic;
 use crate::memory::human_bytes;
 use crate::model::adapters::KINDS;
 use crate::model::device::{describe, device};
@@ -100,6 +101,9 @@ pub struct Args {
     /// Print a JSON object
     #[arg(long)]
     json: bool,
+    /// Write the JSON object to this file as well
+    #[arg(long, value_name = "FILE.json", conflicts_with = "sweep")]
+    json_file: Option<PathBuf>,
 }
 
 impl Args {
@@ -127,18 +131,24 @@ impl Args {
         }
     }
 
+    /// Prints the result, as JSON or as `text`, and writes the file that `--json-file` names.
+    fn show<T: serde::Serialize + ?Sized>(&self, result: &T, text: &str) -> Result<()> {
+        let json = serde_json::to_string(result)
+            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?
+            + "\n";
+        if let Some(file) = &self.json_file {
+            atomic::write(file, json.as_bytes()).map_err(|error| Error::io("write", file, &error))?;
+        }
+        if self.json { print_exact(&json) } else { print(text) }
+    }
+
     /// What is measured: a built-in shape, a `config.json` or a model folder.
     fn name(&self) -> String {
         self.model.as_ref().map_or_else(|| self.shape.clone(), |dir| dir.display().to_string())
     }
 }
 
-fn show_ranks(lines: &[RanksLine], json: bool) -> Result<()> {
-    if json {
-        let text = serde_json::to_string_pretty(lines)
-            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
-        return print_exact(&(text + "\n"));
-    }
+fn show_ranks(args: &Args, lines: &[RanksLine]) -> Result<()> {
     let row = |line: &RanksLine| {
         let engine = match line.engine {
             RanksEngine::Threads => "threads",
@@ -160,7 +170,7 @@ fn show_ranks(lines: &[RanksLine], json: bool) -> Result<()> {
             ),
         )
     };
-    print(&table(&lines.iter().map(row).collect::<Vec<_>>()))
+    args.show(lines, &table(&lines.iter().map(row).collect::<Vec<_>>()))
 }
 
 /// Runs the command.
@@ -215,7 +225,7 @@ pub fn run(args: &Args) -> Result<()> {
         let (arch, tokens) = (training::shape(&args.shape)?, args.seq.unwrap_or(4096) as usize);
         let device = device(config.model.device)?;
         let lines = pool.install(|| kernels_bench::measure(device, &arch, tokens, args.bf16))?;
-        return show_kernels(&lines, &describe(device), args.json);
+        return show_kernels(args, &lines, &describe(device));
     }
     if args.mode == "decode" {
         args.refuse_what_trains()?;
@@ -242,10 +252,10 @@ pub fn run(args: &Args) -> Result<()> {
     };
     if !args.ranks.is_empty() {
         let worlds: Vec<usize> = args.ranks.iter().map(|&ranks| ranks as usize).collect();
-        return show_ranks(&ranks_bench::run(&request, &worlds)?, args.json);
+        return show_ranks(args, &ranks_bench::run(&request, &worlds)?);
     }
     if args.predict {
-        return show_prediction(&training::predict(&request)?, args.json);
+        return show_prediction(args, &training::predict(&request)?);
     }
     if args.sweep {
         let mut request = request;
@@ -274,21 +284,10 @@ pub fn run(args: &Args) -> Result<()> {
     if on_cpu {
         rate.keep();
     }
-    if args.json {
-        let text = serde_json::to_string(&outcome)
-            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
-        print_exact(&(text + "\n"))
-    } else {
-        print(&show(&request, &outcome))
-    }
+    args.show(&outcome, &show(&request, &outcome))
 }
 
-fn show_kernels(lines: &[KernelLine], device: &str, json: bool) -> Result<()> {
-    if json {
-        let text = serde_json::to_string_pretty(lines)
-            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
-        return print_exact(&(text + "\n"));
-    }
+fn show_kernels(args: &Args, lines: &[KernelLine], device: &str) -> Result<()> {
     let row = |line: &KernelLine| {
         let rate = |count: f64| count / line.seconds;
         let mut text = format!("{:.3} ms, {:.1} GB/s", 1e3 * line.seconds, rate(line.bytes) / 1e9);
@@ -297,25 +296,16 @@ fn show_kernels(lines: &[KernelLine], device: &str, json: bool) -> Result<()> {
         }
         (format!("{} {}", line.name, line.shape), text)
     };
-    print(&format!("operations on {device}\n{}", table(&lines.iter().map(row).collect::<Vec<_>>())))
+    args.show(lines, &format!("operations on {device}\n{}", table(&lines.iter().map(row).collect::<Vec<_>>())))
 }
 
-fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {
-    if json {
-        let whole = serde_json::json!({ "predicted": predicted, "total": predicted.total() });
-        return print_exact(&format!("{whole}\n"));
-    }
+fn show_prediction(args: &Args, predicted: &Breakdown) -> Result<()> {
     let parts = predicted.parts().into_iter().filter(|(_, bytes)| *bytes > 0).chain([("all", predicted.total())]);
     let rows: Vec<_> = parts.map(|(name, bytes)| (name.to_owned(), human_bytes(bytes))).collect();
-    print(&table(&rows))
+    args.show(&serde_json::json!({ "predicted": predicted, "total": predicted.total() }), &table(&rows))
 }
 
 fn decode(args: &Args, request: &decode_bench::DecodeRequest, outcome: &decode_bench::DecodeOutcome) -> Result<()> {
-    if args.json {
-        let text = serde_json::to_string(outcome)
-            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
-        return print_exact(&(text + "\n"));
-    }
     let giga = |bytes: f64| bytes / 1e9;
     let mut text = format!(
         "{} decode, prompts of {}, {} an answer, {}, {}\n",
@@ -338,7 +328,7 @@ fn decode(args: &Args, request: &decode_bench::DecodeRequest, outcome: &decode_b
     let _ = writeln!(text, "  {:>10.1} GB/s read from memory at most", giga(outcome.read_bandwidth));
     let _ = writeln!(text, "  {:>10.3} GB of weights read for each step", giga(outcome.weight_bytes));
     let _ = writeln!(text, "  {:>10.0} MiB peak memory", outcome.peak_bytes as f64 / (1 << 20) as f64);
-    print(&text)
+    args.show(outcome, &text)
 }
 
 fn show_sweep(sweep: &Sweep) -> String {

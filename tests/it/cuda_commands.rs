@@ -2,6 +2,7 @@
 //! describe its GPUs. The GPUs are the stand-in's.
 use crate::run::ends::metrics;
 use crate::run::fixture::{Fixture, said, tunesmith};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use tunesmith::device::cuda::testing;
@@ -194,4 +195,26 @@ fn a_run_whose_gpu_is_lost_goes_on_from_its_checkpoint() {
         resumed += 1;
     }
     assert!(resumed > 1, "some are lost after a checkpoint");
+}
+
+#[test]
+fn the_gpu_report_measures_in_small_and_writes_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, binaries) = (folder.path().join("out"), folder.path().join("binaries"));
+    std::fs::create_dir(&binaries).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tunesmith"), binaries.join("tunesmith")).unwrap();
+    let report = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu-report");
+    let mut command = std::process::Command::new(report);
+    command.args(["--out", text(&out), "libraries", "plans", "lora", "decode"]);
+    command.env("TUNESMITH_CUDA_LIBRARIES", testing::stand_in()).env("XDG_CACHE_HOME", folder.path());
+    command.env("TUNESMITH_REPORT_SMALL", "1").env("TUNESMITH_REPORT_BINARIES", &binaries);
+    let ended = command.output().unwrap();
+    assert!(ended.status.success(), "{}", said(&ended));
+    let runs: Vec<Value> = serde_json::from_slice(&std::fs::read(out.join("report.json")).unwrap()).unwrap();
+    let of = |name: &str| runs.iter().find(|run| run["name"] == name).unwrap_or_else(|| panic!("no {name}: {runs:?}"));
+    assert!(of("lora-8b-all-linear")["result"]["tokens_per_second"].as_f64().unwrap() > 0.0);
+    assert_eq!(of("decode-8b-nf4")["result"]["runs"].as_array().unwrap().len(), 2);
+    assert!(of("plan-70b")["command"].as_str().unwrap().contains("--vram 139GiB"));
+    let markdown = std::fs::read_to_string(out.join("report.md")).unwrap();
+    assert!(markdown.contains("Stand-in GPU") && markdown.contains("### lora-8b-all-linear"), "{markdown}");
 }

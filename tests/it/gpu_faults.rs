@@ -166,6 +166,14 @@ fn a_run_survives_or_names_memory_that_is_refused() {
 }
 
 #[test]
+fn a_run_that_validates_and_answers_survives_or_names_memory_that_is_refused() {
+    let generates =
+        ["train.predict_with_generate: true", "train.generation_max_new_tokens: 3", "gen.max_new_tokens: 3"];
+    let validates = ["data.val_path: VAL", "train.eval_strategy: steps", "train.eval_steps: 1", "gen.num_samples: 2"];
+    allocations(&[&validates[..], &generates].concat(), Some(12));
+}
+
+#[test]
 fn a_call_that_fails_ends_a_run_with_its_code_and_harms_no_checkpoint() {
     calls(&[], Some(3));
 }

@@ -9,6 +9,7 @@ mod config;
 mod cuda;
 mod cuda_commands;
 mod cuda_halves;
+mod cuda_runs;
 mod data;
 mod documents;
 mod eval;

@@ -78,8 +78,10 @@ Driver &driver() {
     static Driver *made = [] {
         Driver *driver = new Driver;
         uint64_t devices = number("TUNESMITH_STAND_IN_DEVICES", 2);
-        for (uint64_t i = 0; i < devices; i++)
+        for (uint64_t i = 0; i < devices; i++) {
             driver->devices.push_back(new Device{int(i), size_t(number("TUNESMITH_STAND_IN_MEMORY", uint64_t(4) << 30))});
+            driver->devices.back()->used = size_t(number("TUNESMITH_STAND_IN_USED", 0));
+        }
         if (const char *fail = std::getenv("TUNESMITH_STAND_IN_FAIL")) {
             std::string text = fail;
             size_t colon = text.find(':');

@@ -84,7 +84,13 @@ fn files_of_deepspeed_and_accelerate_train_between_gpus() {
     let fixture = Fixture::new();
     let config = fixture.config("run", &["train.max_steps: 4"]);
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
-    for (name, file) in [("zero2", "deepspeed/zero2.json"), ("zero3", "deepspeed/zero3.json")] {
+    for (name, file) in [
+        ("zero1", "deepspeed/zero1.json"),
+        ("zero2", "deepspeed/zero2.json"),
+        ("zero3", "deepspeed/zero3.json"),
+        ("zero3", "deepspeed/zero3_offload.json"),
+    ] {
+        let _ = std::fs::remove_dir_all(fixture.path(name));
         through_host(&fixture, &config, name, &[&format!("train.strategy={name}")]);
         let file = format!("train.deepspeed={root}{file}");
         let text = run(&fixture, &config, "deepspeed", &[&file, "train.batch_size=2"], &[]);
@@ -92,12 +98,15 @@ fn files_of_deepspeed_and_accelerate_train_between_gpus() {
         assert!(outcome(&fixture.path(name)) == outcome(&fixture.path("deepspeed")), "{name}");
         std::fs::remove_dir_all(fixture.path("deepspeed")).unwrap();
     }
-    through_host(&fixture, &config, "fsdp", &["train.strategy=fsdp"]);
-    let file = format!("{root}configs/accelerate/multi_gpu_fsdp.yaml");
-    let words = ["train.bf16=false"];
-    let text = run(&fixture, &config, "accelerate", &words, &[("ACCELERATE_CONFIG_FILE", &file)]);
-    assert!(text.contains("fsdp: 2 processes over nccl"), "{text}");
-    assert!(outcome(&fixture.path("fsdp")) == outcome(&fixture.path("accelerate")));
+    for (name, threads, file) in [("fsdp", "fsdp", "multi_gpu_fsdp.yaml"), ("ddp", "dp", "multi_gpu_ddp.yaml")] {
+        through_host(&fixture, &config, name, &[&format!("train.strategy={threads}")]);
+        let file = format!("{root}configs/accelerate/{file}");
+        let words = ["train.bf16=false"];
+        let text = run(&fixture, &config, "accelerate", &words, &[("ACCELERATE_CONFIG_FILE", &file)]);
+        assert!(text.contains(&format!("{name}: 2 processes over nccl")), "{text}");
+        assert!(outcome(&fixture.path(name)) == outcome(&fixture.path("accelerate")), "{name}");
+        std::fs::remove_dir_all(fixture.path("accelerate")).unwrap();
+    }
 }
 
 #[test]
