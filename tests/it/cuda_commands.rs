@@ -132,6 +132,15 @@ fn a_missing_library_is_named_and_auto_says_why_it_takes_the_cpu() {
 }
 
 #[test]
+fn the_kernels_of_the_cpu_are_refused_on_a_gpu() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 1", "model.device: cuda", "tuning.backend: reference"]);
+    let refused = on_gpus(&["train", text(&config)], fixture.root.path(), &[]);
+    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert!(said(&refused).contains("the run computes on GPU 0 (Stand-in GPU)"), "{}", said(&refused));
+}
+
+#[test]
 fn kernels_are_compiled_again_where_they_cannot_be_cached() {
     let fixture = Fixture::new();
     let config = fixture.config("run", &["train.max_steps: 1", "model.device: cuda"]);

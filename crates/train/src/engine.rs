@@ -1,10 +1,10 @@
 //! The kernels of `tuning.backend`.
 use super::model_source::ModelSource;
 use super::run_plan::EnginePlan;
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{Backend, Config};
 use tunesmith_device::Device;
-use tunesmith_model::device::{chosen, kernels};
+use tunesmith_model::device::{chosen, describe, kernels};
 use tunesmith_model::quantize::{Held, How};
 use tunesmith_ops::simd::{self, Level};
 
@@ -29,6 +29,13 @@ pub fn choose(backend: Backend) {
 /// # Errors
 /// The configuration and the model's files contradict each other about quantization. [`tunesmith_base::Kind::Device`].
 pub(crate) fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> {
+    if config.tuning.backend == Backend::Reference && matches!(source.device, Device::Cuda(_)) {
+        return Err(Error::config(format!(
+            "tuning.backend: reference is the CPU's portable kernels, but the run computes on {}",
+            describe(source.device)
+        ))
+        .hint("set model.device: cpu, or leave out tuning.backend"));
+    }
     let skip = || config.model.quantization_skip_modules.clone();
     let how = source.quantization()?;
     let held = how.map(|how| Held { how, skip: skip() });
