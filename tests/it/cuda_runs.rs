@@ -41,11 +41,13 @@ fn a_quantized_base_trains_on_a_gpu_as_on_the_cpu() {
         ("fp4", &["model.quantization=fp4", "train.optim=adamw_8bit"]),
         ("int8", &["model.quantization=int8", "train.neftune_noise_alpha=5"]),
         ("fp8", &["model.quantization=fp8"]),
+        ("muon", &["train.optim=muon"]),
         ("freeze", &["tuning.mode=freeze", "tuning.freeze.trainable_layers=1"]),
     ] {
         trained(&fixture, &config, name, words, &[]);
         let on_gpu = format!("{name} gpu");
-        trained(&fixture, &config, &on_gpu, &[words, &["model.device=cuda"]].concat(), &[]);
+        let said = trained(&fixture, &config, &on_gpu, &[words, &["model.device=cuda"]].concat(), &[]);
+        assert_eq!(said.contains("computed by the processor, tensor by tensor"), name == "muon", "{said}");
         assert_close(name, &losses(&fixture, &on_gpu), &losses(&fixture, name));
     }
 }

@@ -37,7 +37,11 @@ impl Prepared {
         let average = if plan.optimizer.ema_decay.is_some() { " and a moving average" } else { "" };
         let shared = plan.parallel.shards_optimizer();
         let among = if shared { format!(", shared among {} ranks", plan.ranks.count) } else { String::new() };
-        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state{among}", plan.optimizer_name)));
+        let host = if plan.optimizer_on_host { " · computed by the processor, tensor by tensor" } else { "" };
+        facts.push((
+            "optimizer".to_owned(),
+            format!("{}{average} · {state} of state{among}{host}", plan.optimizer_name),
+        ));
         if plan.saving.copy_bytes > 0 && !shared {
             let text =
                 format!("{} for saving in the background (train.save_async)", human_bytes(plan.saving.copy_bytes));

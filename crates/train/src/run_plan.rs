@@ -38,6 +38,8 @@ pub struct RunPlan {
     /// How the learning rate was scaled to the rows of a step, in words; `None` if it was not.
     pub lr_scaling: Option<String>,
     pub optimizer_name: Optim,
+    /// Whether the model is on a GPU and the optimizer, which has no kernel there, computes on the host.
+    pub optimizer_on_host: bool,
     /// The optimizer with its settings per tensor.
     pub optimizer: OptimizerPlan,
     /// Steps between comparisons of the trained values of all ranks; 0 means never.

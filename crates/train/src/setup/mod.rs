@@ -220,6 +220,8 @@ impl Checked {
             schedule,
             lr_scaling,
             optimizer_name: config.train.optim,
+            optimizer_on_host: matches!(self.source.device, Device::Cuda(_))
+                && !tunesmith_optim::rule(&config.train)?.takes_found_factor(),
             optimizer,
             replica_check_steps: config.train.replica_check_steps,
             max_nonfinite_steps: config.train.max_nonfinite_steps as u64,
