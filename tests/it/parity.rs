@@ -103,9 +103,7 @@ thread_local! {
 
 /// Runs `test` with models on a GPU: the stand-in, or GPU 0 of this machine if `TUNESMITH_TEST_GPU` is set.
 pub fn on_gpu<T>(test: impl FnOnce() -> T) -> T {
-    if std::env::var_os("TUNESMITH_TEST_GPU").is_none() {
-        testing::stand_in();
-    }
+    testing::use_stand_in();
     DEVICE.set(DeviceChoice::Cuda(None));
     let done = memory::guarded(|| Ok(test())).expect("the GPU does all that it is told");
     DEVICE.set(DeviceChoice::Cpu);

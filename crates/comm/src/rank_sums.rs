@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn numbers_are_added_from_the_first_rank_to_the_last() {
-        tunesmith_device::cuda::testing::stand_in();
+        tunesmith_device::cuda::testing::use_stand_in();
         let device = Device::Cuda(0);
         let (size, count, stride) = (4, 1000, 1013);
         let value = |rank: usize, index: usize| ((rank * 7919 + index * 104_729) % 10_007) as f32 / 97.0 - 50.0;

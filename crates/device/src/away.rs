@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn numbers_leave_and_come_back_while_their_memory_is_used_for_others() {
-        crate::cuda::testing::stand_in();
+        crate::cuda::testing::use_stand_in();
         let _alone = PINS.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Device::Cuda(0);
         let filled = |value: f32| {
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_host_does_not_write_where_a_copy_back_may_still_read() {
-        crate::cuda::testing::stand_in();
+        crate::cuda::testing::use_stand_in();
         let _alone = PINS.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Device::Cuda(0);
         // As many bytes as no other test uses.

@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_user_cannot_ask_for_one() {
-        crate::cuda::testing::stand_in();
+        crate::cuda::testing::use_stand_in();
         let error = crate::gpu::open(FIRST).unwrap_err();
         assert!(error.message().contains("there is no GPU 192"), "{error}");
     }

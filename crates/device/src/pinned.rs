@@ -186,7 +186,7 @@ pub(crate) mod tests {
 
     #[test]
     fn numbers_on_the_host_are_changed_by_a_gpu_part_by_part() {
-        crate::cuda::testing::stand_in();
+        crate::cuda::testing::use_stand_in();
         let _alone = PINS.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Device::Cuda(0);
         let before = memory::on_host(device);

@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn work_that_crosses_stands_between_what_comes_before_and_after() {
-        cuda::testing::stand_in();
+        cuda::testing::use_stand_in();
         let device = Device::Cuda(0);
         let queue = Queue::new(0).unwrap();
         let first: Vec<f32> = (0..100_000).map(|it| it as f32).collect();
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_is_broken_off_fails_for_everybody_who_waits_with_the_first_error() {
-        cuda::testing::stand_in();
+        cuda::testing::use_stand_in();
         // Its own view of the GPU: those of other tests stay whole.
         let context = cuda::Context::new(0).unwrap();
         let stream = Stream::new(&context).unwrap();

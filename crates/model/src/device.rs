@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_gpu_is_named_and_what_is_not_there_refused() {
-        tunesmith_device::cuda::testing::stand_in();
+        tunesmith_device::cuda::testing::use_stand_in();
         assert_eq!(device(DeviceChoice::Cpu).unwrap(), Device::Cpu);
         assert_eq!(device(DeviceChoice::Auto).unwrap(), Device::Cuda(0));
         assert_eq!(describe(device(DeviceChoice::Cuda(Some(1))).unwrap()), "GPU 1 (Stand-in GPU)");

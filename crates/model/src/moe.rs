@@ -200,7 +200,8 @@ impl Moe {
             (d_output, d_input)
         });
         let input = latent.as_ref().map_or(h, |latent| &latent.input);
-        let mut d_weights = routing.weight_gradients();
+        let biased = self.experts.iter().any(|expert| expert.down().bias.is_some());
+        let mut d_weights = routing.weight_gradients(biased);
         for (expert, saved) in experts.into_iter().enumerate() {
             let Some(saved) = saved else { continue };
             let (d_out, d_input) = match &mut d_latent {

@@ -17,13 +17,20 @@ use tunesmith_device::{Array, Device};
 /// Some results, each with how often its numbers were rounded to 16 bits on the way.
 type Results = Vec<(&'static str, Vec<f32>, f32)>;
 
-/// Runs `op` in float32 and in both 16-bit types, on inputs that all three hold exactly, and compares.
-fn compare(op: impl Fn(&Arc<Pool>, &dyn Fn(u64, usize) -> Vec<f32>) -> Results + Sync) {
+/// Half of the last place of a number in each 16-bit type is at most this share of it.
+const UNITS: [(Number, f32); 2] = [(Number::Bf16, 1.0 / 256.0), (Number::F16, 1.0 / 2048.0)];
+
+/// Runs `op` in float32 and in both 16-bit types, on inputs that all three hold exactly, and calls `check` for each of its results with
+/// what was expected and found and the type's unit.
+pub(crate) fn run_in_each<T>(
+    op: impl Fn(&Arc<Pool>, &dyn Fn(u64, usize) -> Vec<f32>) -> Vec<T> + Sync,
+    check: impl Fn(T, T, Number, f32) + Sync,
+) {
     each_engine(|engine| {
         if engine.is_cpu() {
             return;
         }
-        for (number, step) in [(Number::Bf16, 1.0 / 256.0), (Number::F16, 1.0 / 2048.0)] {
+        for (number, unit) in UNITS {
             let round = |value: f32| match number {
                 Number::Bf16 => bf16::from_f32(value).to_f32(),
                 _ => f16::from_f32(value).to_f32(),
@@ -32,22 +39,29 @@ fn compare(op: impl Fn(&Arc<Pool>, &dyn Fn(u64, usize) -> Vec<f32>) -> Results +
             let half = engine.pool();
             half.set_number(number);
             let (expected, found) = (op(&engine.pool(), &inputs), op(&half, &inputs));
-            for ((what, expected, times), (_, found, _)) in expected.iter().zip(&found) {
-                assert_eq!(expected.len(), found.len(), "{what}");
-                let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-                for (index, (e, f)) in expected.iter().zip(found).enumerate() {
-                    // Sums lose digits of their largest part.
-                    let limit = times * step * e.abs().max(0.25 * largest) + 1e-6;
-                    assert!((e - f).abs() <= limit, "{what} in {number:?} [{index}]: {f} != {e}");
-                }
+            for (expected, found) in expected.into_iter().zip(found) {
+                check(expected, found, number, unit);
             }
+        }
+    });
+}
+
+/// Runs `op` in float32 and in both 16-bit types, on inputs that all three hold exactly, and compares.
+fn compare(op: impl Fn(&Arc<Pool>, &dyn Fn(u64, usize) -> Vec<f32>) -> Results + Sync) {
+    run_in_each(op, |(what, expected, times), (_, found, _), number, step| {
+        assert_eq!(expected.len(), found.len(), "{what}");
+        let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        for (index, (e, f)) in expected.iter().zip(&found).enumerate() {
+            // Sums lose digits of their largest part.
+            let limit = times * step * e.abs().max(0.25 * largest) + 1e-6;
+            assert!((e - f).abs() <= limit, "{what} in {number:?} [{index}]: {f} != {e}");
         }
     });
 }
 
 const SHAPES: [(usize, usize); 4] = [(1, 2), (5, 6), (17, 34), (33, 96)];
 
-fn array(pool: &Arc<Pool>, values: &[f32]) -> Array<f32> {
+pub(crate) fn array(pool: &Arc<Pool>, values: &[f32]) -> Array<f32> {
     Array::of(pool.device(), values)
 }
 

@@ -135,6 +135,8 @@ pub mod gaussian_topk;
 pub mod gemm;
 pub mod group_norm;
 #[cfg(test)]
+mod halves_mixers_tests;
+#[cfg(test)]
 mod halves_tests;
 pub mod latent_heads;
 pub mod layer_norm;

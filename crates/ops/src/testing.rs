@@ -2,7 +2,7 @@
 use super::activation::Pool;
 use super::simd::{self, Level};
 use std::sync::Arc;
-use tunesmith_device::{Array, Device, Element};
+use tunesmith_device::{Array, Device, Element, gpu};
 
 /// `count` numbers in -1..1, the same for the same `seed`.
 pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
@@ -62,6 +62,11 @@ impl Engine {
         self.device == Device::Cpu
     }
 
+    /// Whether it is a GPU that multiplies FP8. The stand-in does.
+    pub fn multiplies_fp8(self) -> bool {
+        matches!(self.device, Device::Cuda(ordinal) if gpu::multiplies_fp8(ordinal))
+    }
+
     /// A new pool of activations there.
     pub fn pool(self) -> Arc<Pool> {
         Pool::on(self.device)
@@ -80,9 +85,7 @@ impl Engine {
 /// As [`each_level`]; or the stand-in cannot be built.
 pub fn each_engine(test: impl Fn(Engine) + Sync) {
     each_level(|_| test(Engine { device: Device::Cpu }));
-    if std::env::var_os("TUNESMITH_TEST_GPU").is_none() {
-        tunesmith_device::cuda::testing::stand_in();
-    }
+    tunesmith_device::cuda::testing::use_stand_in();
     let run = || {
         test(Engine { device: Device::Cuda(0) });
         Ok(())

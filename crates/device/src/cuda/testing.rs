@@ -5,18 +5,28 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Builds the stand-in, unless it exists for these sources. Makes this process load CUDA's libraries from its folder,
-/// and returns the folder. The environment variable `TUNESMITH_CUDA_LIBRARIES` makes other processes do the same.
+/// The variable with which tests run on this machine's GPU instead.
+const REAL_GPU_VARIABLE: &str = "TUNESMITH_TEST_GPU";
+
+/// Builds the stand-in, unless it exists for these sources, and returns its folder. Other processes load CUDA's libraries from there if
+/// the environment variable `TUNESMITH_CUDA_LIBRARIES` names it. This process does not.
 ///
 /// # Panics
 /// It cannot be built: there is no `g++`, or a kernel has an error, which the message shows.
 pub fn stand_in() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = build();
-        library::load_from(&folder);
-        folder
-    })
+    FOLDER.get_or_init(build)
+}
+
+/// Makes this process load CUDA's libraries from the stand-in, which it builds if needed. With `TUNESMITH_TEST_GPU` set, it does nothing:
+/// this process then tests the machine's GPU, and the library that is loaded first stays.
+///
+/// # Panics
+/// As [`stand_in`].
+pub fn use_stand_in() {
+    if std::env::var_os(REAL_GPU_VARIABLE).is_none() {
+        library::load_from(stand_in());
+    }
 }
 
 fn build() -> PathBuf {
@@ -64,6 +74,32 @@ fn find(folder: &Path, sources: &mut Vec<PathBuf>) {
             find(&path, sources);
         } else if path.extension().is_some_and(|end| ["cu", "cuh", "cpp", "h", "sh"].iter().any(|it| end == *it)) {
             sources.push(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a process of its own, as libraries are loaded once.
+    #[test]
+    fn a_process_that_tests_the_machines_gpu_never_loads_the_stand_in() {
+        const ASKS: &str = "TUNESMITH_TEST_ASKS";
+        if std::env::var_os(ASKS).is_some() {
+            use_stand_in();
+            assert_eq!(library::test_folder().is_some(), std::env::var_os(REAL_GPU_VARIABLE).is_none());
+            return;
+        }
+        let name = concat!(module_path!(), "::a_process_that_tests_the_machines_gpu_never_loads_the_stand_in");
+        let name = name.split_once("::").expect("a crate and a path").1;
+        for gpu in [None, Some("1")] {
+            let mut command = Command::new(std::env::current_exe().expect("this test's path"));
+            command.args(["--exact", name]).env(ASKS, "1").env_remove(REAL_GPU_VARIABLE);
+            command.envs(gpu.map(|value| (REAL_GPU_VARIABLE, value)));
+            let ended = command.output().expect("the test runs again");
+            let said = String::from_utf8_lossy(&ended.stdout);
+            assert!(ended.status.success() && said.contains("1 passed"), "{gpu:?}: {said}");
         }
     }
 }

@@ -12,12 +12,12 @@ use tunesmith_cpu_slice::CpuSlice as _;
 static KERNELS: Source = Source::new("testing", include_str!("testing.cu"));
 
 fn on_stand_in<T>(work: impl FnOnce() -> T) -> T {
-    testing::stand_in();
+    testing::use_stand_in();
     budgets::guarded(|| Ok(work())).expect("the stand-in does all that it is told")
 }
 
 fn context() -> Arc<Context> {
-    testing::stand_in();
+    testing::use_stand_in();
     Context::new(0).expect("the stand-in has a GPU")
 }
 

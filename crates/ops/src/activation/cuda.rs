@@ -201,17 +201,29 @@ fn move_rows(kernel: &'static str, x: &Activation, rows: &Array<u32>, out: &mut 
 }
 
 pub(super) fn times(x: &mut Activation, factors: &[f32]) {
+    times_by(x, cuda::upload(x.device(), factors).view());
+}
+
+/// As [`Activation::times`], with factors in the GPU's memory.
+pub(crate) fn times_by(x: &mut Activation, factors: Floats<'_>) {
     let (device, tokens, features) = (x.device(), x.tokens(), x.features());
-    let factors = cuda::upload(device, factors);
-    let args = [x.into(), (&factors).into(), Arg::count(tokens), Arg::count(features)];
+    assert_eq!(factors.len(), tokens, "a factor for each token");
+    let args = [x.into(), factors.into(), Arg::count(tokens), Arg::count(features)];
     cuda::launch(device, KERNELS.same(&[x]), "activation_times", Grid::items(tokens * features), &args);
 }
 
 pub(super) fn dot(x: &Activation, other: &Activation) -> Vec<f32> {
-    let sums = Array::<f32>::zeros(x.device(), x.tokens());
-    let args = [x.into(), other.into(), (&sums).into(), Arg::count(x.features())];
-    cuda::launch(x.device(), KERNELS.same(&[x, other]), "activation_dot", Grid::rows(x.tokens(), x.features()), &args);
+    let mut sums = Array::<f32>::zeros(x.device(), x.tokens());
+    dot_to(x, other, sums.view_mut());
     sums.read()
+}
+
+/// As [`Activation::dot`], into the GPU's memory: the host does not wait for it.
+pub(crate) fn dot_to(x: &Activation, other: &Activation, sums: FloatsMut<'_>) {
+    assert_eq!((x.tokens(), x.features()), (other.tokens(), other.features()), "both have one shape");
+    assert_eq!(sums.len(), x.tokens(), "a place for each token");
+    let args = [x.into(), other.into(), sums.into(), Arg::count(x.features())];
+    cuda::launch(x.device(), KERNELS.same(&[x, other]), "activation_dot", Grid::rows(x.tokens(), x.features()), &args);
 }
 
 pub(super) fn scatter_add(x: &mut Activation, rows: &[usize], factors: Option<&[f32]>, from: &Activation) {

@@ -1,6 +1,8 @@
 //! The mask follows counters alone.
 use super::*;
-use crate::testing::each_engine;
+use crate::activation::Number;
+use crate::testing::{each_engine, numbers};
+use half::{bf16, f16};
 
 #[test]
 fn a_mask_follows_its_row_and_keeps_the_mean() {
@@ -20,4 +22,44 @@ fn a_mask_follows_its_row_and_keeps_the_mean() {
         let other = Dropout { key: key(1, 3, 3), ..whole }.apply(&ones).to_rows();
         assert_ne!(other, mask);
     });
+}
+
+#[test]
+fn every_engine_drops_the_same_and_has_the_same_bits() {
+    // Rows and keys beyond 32 bits, and a row that wraps around.
+    let keys = [(key(1, 2, 3), 0), (key(5, 6, 7), 1 << 33), (u64::MAX - 20, 7)];
+    let found = std::sync::Mutex::new(Vec::new());
+    each_engine(|engine| {
+        let mut bits = Vec::new();
+        for (tokens, features) in [(1, 1), (17, 33), (40, 64)] {
+            for (key, first_row) in keys {
+                for rate in [0.0, 0.1, 0.3, 0.999] {
+                    let rows: Vec<usize> = (0..tokens).map(|token| (token * 7 + 3) % 90).collect();
+                    for rows in [None, Some(&rows[..])] {
+                        let dropout = Dropout { rate, key, first_row, rows };
+                        let x = numbers(1, tokens * features);
+                        let out = |number, x: &[f32]| {
+                            let pool = engine.pool();
+                            pool.set_number(number);
+                            dropout.apply(&Activation::from_rows(&pool, x, features)).to_rows()
+                        };
+                        let wide = out(Number::F32, &x);
+                        for number in [Number::Bf16, Number::F16].into_iter().filter(|_| !engine.is_cpu()) {
+                            let round = |value: &f32| match number {
+                                Number::Bf16 => bf16::from_f32(*value).to_f32(),
+                                _ => f16::from_f32(*value).to_f32(),
+                            };
+                            let x: Vec<f32> = x.iter().map(round).collect();
+                            let expected: Vec<f32> = out(Number::F32, &x).iter().map(round).collect();
+                            assert_eq!(out(number, &x), expected, "{number:?}, rate {rate}");
+                        }
+                        bits.extend(wide.into_iter().map(f32::to_bits));
+                    }
+                }
+            }
+        }
+        found.lock().unwrap().push(bits);
+    });
+    let found = found.into_inner().unwrap();
+    assert!(found.len() > 1 && found.windows(2).all(|two| two[0] == two[1]));
 }

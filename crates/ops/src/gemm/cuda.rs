@@ -8,7 +8,7 @@ use crate::quant::{Quantized, fp8_rows};
 use tunesmith_device::cuda::{Operand, OperandType, Product};
 use tunesmith_device::{Buffer, Device, Slice};
 
-static KERNELS: Typed = Typed::new("gemm", include_str!("gemm.cu"));
+pub(super) static KERNELS: Typed = Typed::new("gemm", include_str!("gemm.cu"));
 
 /// Bytes of a matrix that are widened or rounded at once: 128 MiB.
 const SLAB: usize = 128 << 20;

@@ -6,6 +6,8 @@
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
 pub(crate) mod cpu;
 mod cuda;
+#[cfg(test)]
+mod fp8_tests;
 mod operands;
 #[cfg(test)]
 mod pairs_tests;

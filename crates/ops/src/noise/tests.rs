@@ -1,7 +1,9 @@
 //! The noise follows counters alone, within its bound.
 use super::*;
+use crate::activation::Number;
 use crate::dropout::key;
-use crate::testing::each_engine;
+use crate::testing::{each_engine, numbers};
+use half::{bf16, f16};
 
 #[test]
 fn noise_follows_its_row_and_keeps_to_its_bound() {
@@ -24,4 +26,39 @@ fn noise_follows_its_row_and_keeps_to_its_bound() {
             assert!(mean.abs() < 0.2 * bound, "{mean} of {bound}");
         }
     });
+}
+
+#[test]
+fn every_engine_adds_the_same_bits() {
+    let found = std::sync::Mutex::new(Vec::new());
+    each_engine(|engine| {
+        let mut bits = Vec::new();
+        for (cu_seqlens, features) in [(&[0, 1][..], 1), (&[0, 5, 5, 17], 33), (&[0, 31, 40], 64)] {
+            let tokens = *cu_seqlens.last().unwrap();
+            // Rows and keys beyond 32 bits, and a row that wraps around.
+            for (key, first_row) in [(key(1, 2, 3), 0), (key(5, 6, 7), 1 << 33), (u64::MAX - 20, 7)] {
+                let x = numbers(1, tokens * features);
+                let sum = |number, x: &[f32]| {
+                    let pool = engine.pool();
+                    pool.set_number(number);
+                    let mut x = Activation::from_rows(&pool, x, features);
+                    add(&mut x, cu_seqlens, 5.0, key, first_row);
+                    x.to_rows()
+                };
+                for number in [Number::Bf16, Number::F16].into_iter().filter(|_| !engine.is_cpu()) {
+                    let round = |value: &f32| match number {
+                        Number::Bf16 => bf16::from_f32(*value).to_f32(),
+                        _ => f16::from_f32(*value).to_f32(),
+                    };
+                    let x: Vec<f32> = x.iter().map(round).collect();
+                    let expected: Vec<f32> = sum(Number::F32, &x).iter().map(round).collect();
+                    assert_eq!(sum(number, &x), expected, "{number:?}");
+                }
+                bits.extend(sum(Number::F32, &x).into_iter().map(f32::to_bits));
+            }
+        }
+        found.lock().unwrap().push(bits);
+    });
+    let found = found.into_inner().unwrap();
+    assert!(found.len() > 1 && found.windows(2).all(|two| two[0] == two[1]));
 }

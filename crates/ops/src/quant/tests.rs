@@ -1,6 +1,9 @@
 //! Codes, scales and numbers against the definitions, and those of every device against the CPU's.
 use super::*;
+use crate::activation::{Activation, Number};
+use crate::fp8;
 use crate::testing::{Engine, each_engine, near, numbers};
+use half::{bf16, f16};
 use tunesmith_base::Kind;
 
 /// Codes, codes of scales, the bits of scales, and the offset's with the block of nested ones.
@@ -28,6 +31,30 @@ pub(super) fn uneven(count: usize) -> Vec<f32> {
         part => value * value * value * [1.0, 1e-3, 40.0, 0.0, 3e-39][part],
     };
     numbers(count as u64, count).into_iter().enumerate().map(value).collect()
+}
+
+/// Holds a matrix on a GPU, written in 16 bits, against its numbers in float32, rounded once: to the bit, from any number on, at addresses
+/// where four are written at once and others.
+pub(super) fn check_in_16_bits(engine: Engine, matrix: &Quantized, wide: &[f32], what: &str) {
+    for number in [Number::Bf16, Number::F16] {
+        let round = |value: &f32| match number {
+            Number::Bf16 => bf16::from_f32(*value).to_f32(),
+            _ => f16::from_f32(*value).to_f32(),
+        };
+        for (start, count, at) in
+            [(0, usize::MAX, 0), (0, usize::MAX, 1), (1, 5, 0), (3, 77, 1), (4, 64, 4), (8, 63, 0)]
+        {
+            let start = start.min(wide.len() - 1);
+            let count = count.min(wide.len() - start);
+            let pool = engine.pool();
+            pool.set_number(number);
+            let out = Activation::from_rows(&pool, &vec![7.0; at + count + 1], at + count + 1);
+            matrix.widen_as(start, count, (out.address() + at as u64 * number.bytes(), number));
+            let rounded = wide[start..start + count].iter().map(round);
+            let expected: Vec<f32> = std::iter::repeat_n(7.0, at).chain(rounded).chain([7.0]).collect();
+            assert_eq!(bits(&out.to_rows()), bits(&expected), "{what} in {number:?}, {count} from {start} at {at}");
+        }
+    }
 }
 
 fn code(engine: Engine, values: &[f32], width: usize, format: Format, double: bool) -> Quantized {
@@ -184,6 +211,81 @@ fn a_matrix_put_together_elsewhere_is_the_same() {
                 assert_eq!(bits(&put.dequantize()), bits(&matrix.dequantize()));
                 assert_eq!(put.format(), matrix.format());
             }
+        }
+    });
+}
+
+#[test]
+fn a_gpu_widens_to_16_bits_what_it_widens_to_float32_rounded_once() {
+    each_engine(|engine| {
+        for (rows, width) in [(1, 1), (3, 7), (5, 33), (9, 64), (40, 129)].into_iter().filter(|_| !engine.is_cpu()) {
+            let values = uneven(rows * width);
+            for (format, double) in FORMATS {
+                let plain = encode::quantize(&values, width, format, double).unwrap();
+                let what = format!("{format:?} {double} [{rows}, {width}]");
+                check_in_16_bits(engine, &plain.to(engine.device()), &plain.dequantize(), &what);
+            }
+        }
+    });
+}
+
+/// Tokens of FP8 by definition: the code of NaN where a number is not finite or its token has an infinite one.
+fn fp8_of(rows: &[f32], width: usize) -> (Vec<u8>, Vec<u32>) {
+    let mut codes = Vec::new();
+    let scales = rows.chunks(width).map(|row| {
+        let most = row.iter().filter(|it| !it.is_nan()).fold(0.0f32, |most, value| most.max(value.abs()));
+        let scale = most / fp8::LARGEST;
+        codes.extend(row.iter().map(|value| if scale > 0.0 { fp8::code(value / scale) } else { 0 }));
+        scale.to_bits()
+    });
+    let scales = scales.collect();
+    (codes, scales)
+}
+
+#[test]
+fn a_gpu_codes_activations_of_every_type_in_fp8_as_defined() {
+    each_engine(|engine| {
+        let shapes = [(1, 1), (3, 7), (5, 33), (17, 300), (2, 1024)];
+        for (tokens, features) in shapes.into_iter().filter(|_| !engine.is_cpu()) {
+            for number in [Number::F32, Number::Bf16, Number::F16] {
+                let pool = engine.pool();
+                pool.set_number(number);
+                let mut values = uneven(tokens * features);
+                if tokens > 2 {
+                    values[features..2 * features].fill(0.0);
+                    values[2 * features] = f32::INFINITY;
+                    values[features - 1] = f32::NAN;
+                }
+                let x = Activation::from_rows(&pool, &values, features);
+                let (codes, scales) = fp8_rows(&x);
+                let (expected, expected_scales) = fp8_of(&x.to_rows(), features);
+                let what = format!("{number:?} [{tokens}, {features}]");
+                // NaN has two codes.
+                let code = |code: &u8| if code & 0x7f == 0x7f { 0x7f } else { *code };
+                let plain = |codes: &[u8]| codes.iter().map(code).collect::<Vec<u8>>();
+                assert_eq!((plain(&codes.read()), bits(&scales.read())), (plain(&expected), expected_scales), "{what}");
+            }
+        }
+    });
+}
+
+#[test]
+fn the_transpose_in_fp8_is_coded_by_its_own_rows() {
+    each_engine(|engine| {
+        let shapes = [(1, 1), (7, 33), (33, 7), (16, 16), (80, 64), (300, 65)];
+        for (rows, width) in shapes.into_iter().filter(|_| engine.multiplies_fp8()) {
+            // Rows of very different sizes, some of zeros, and a column of zeros.
+            let mut values = uneven(rows * width);
+            values.iter_mut().skip(width - 1).step_by(width).for_each(|value| *value = 0.0);
+            let plain = encode::quantize(&values, width, Format::Fp8, false).unwrap();
+            let wide = plain.dequantize();
+            let Quantized::Eight(there) = plain.to(engine.device()) else { panic!("8 bits") };
+            let (codes, scales, turned) = there.products().expect("this GPU multiplies FP8");
+            let of_rows = plain.parts();
+            assert_eq!((codes.read(), bits(&scales.read())), (of_rows.0[0].read(), bits(&of_rows.1.read())));
+            let transpose: Vec<f32> = (0..rows * width).map(|at| wide[at % rows * width + at / rows]).collect();
+            let found = (turned.codes.read(), bits(&turned.scales.read()));
+            assert_eq!(found, fp8_of(&transpose, rows), "[{rows}, {width}]");
         }
     });
 }

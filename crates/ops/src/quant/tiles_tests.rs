@@ -1,6 +1,6 @@
 //! Quantization formats with tiles against their definitions, to the bit on every device.
 use super::reference::widen_tiles;
-use super::tests::{bits, uneven};
+use super::tests::{bits, check_in_16_bits, uneven};
 use super::tiles::{Integers, TileForm, Tiled, Zeros};
 use super::*;
 use crate::fp8;
@@ -57,6 +57,17 @@ fn nvfp4_case(rows: usize, width: usize) -> Case {
     (format!("nvfp4 [{rows}, {width}]"), Quantized::Four(four), expected)
 }
 
+/// Scales of `2^(lowest - 127)` and up to 14 times as large.
+fn mxfp4_case(rows: usize, width: usize, lowest: u8) -> Case {
+    let codes = bytes(8, rows * width / 2);
+    let scales: Vec<u8> = bytes(9, rows * width / MX_BLOCK).into_iter().map(|code| lowest + code % 15).collect();
+    let code = |at: usize| usize::from(codes[at / 2] >> (4 * (at % 2)) & 15);
+    let scale = |at: usize| 2f64.powi(i32::from(scales[at / MX_BLOCK]) - 127);
+    let expected = (0..rows * width).map(|at| f64::from(E2M1[code(at)]) * scale(at)).collect();
+    let four = Four::mxfp4(codes.clone(), scales.clone()).unwrap();
+    (format!("mxfp4 [{rows}, {width}] from 2^({lowest} - 127)"), Quantized::Four(four), expected)
+}
+
 /// Matrices of every kind with this many columns where their format allows that, with their definitions' numbers.
 pub(crate) fn cases(rows: usize, width: usize) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -73,6 +84,9 @@ pub(crate) fn cases(rows: usize, width: usize) -> Vec<Case> {
     }
     if width.is_multiple_of(NV_BLOCK) {
         cases.push(nvfp4_case(rows, width));
+    }
+    if width.is_multiple_of(MX_BLOCK) {
+        cases.push(mxfp4_case(rows, width, 120));
     }
     cases
 }
@@ -92,8 +106,33 @@ fn makers_formats_are_widened_as_defined_on_every_device() {
                     there.widen(start, &mut part);
                     assert_eq!(bits(&part), bits(&rounded[start..start + part.len()]), "{what} from {start}");
                 }
+                if !engine.is_cpu() {
+                    check_in_16_bits(engine, &there, &rounded, &what);
+                }
             }
         }
+    });
+}
+
+/// From numbers that float32 has no implicit bit for to the largest, which are infinite in float16.
+#[test]
+fn mxfp4_has_the_numbers_of_its_definition_at_every_scale() {
+    each_engine(|engine| {
+        for lowest in (0..=MX_LARGEST - 14).step_by(14) {
+            let (what, matrix, expected) = mxfp4_case(9, 64, lowest);
+            let rounded: Vec<f32> = expected.iter().map(|&number| number as f32).collect();
+            assert!(expected.iter().zip(&rounded).all(|(number, rounded)| *number == f64::from(*rounded)), "{what}");
+            let there = matrix.to(engine.device());
+            assert_eq!(bits(&there.dequantize()), bits(&rounded), "{engine:?} {what}");
+            if !engine.is_cpu() {
+                check_in_16_bits(engine, &there, &rounded, &what);
+            }
+        }
+        // What a merge codes in it has the same bytes, wherever it goes.
+        let values = uneven(40 * 96);
+        let plain = encode::quantize(&values, 96, Format::Mxfp4, false).unwrap();
+        let there = encode::quantize_there(engine.array(&values).view(), 96, Format::Mxfp4, false).unwrap();
+        assert_eq!(bits(&there.dequantize()), bits(&plain.dequantize()), "{engine:?}");
     });
 }
 

@@ -141,8 +141,18 @@ pub(super) fn add_weight_gradient(
     biases: &Activation,
     gradient: &mut [f32],
 ) {
+    add_products(routing, expert, dy.dot(biases), gradient);
+}
+
+/// Adds products of an expert's tokens, each over its weight, to the gradient of the weights `[tokens, experts]`.
+pub(super) fn add_products(
+    routing: &Routing,
+    expert: usize,
+    products: impl IntoIterator<Item = f32>,
+    gradient: &mut [f32],
+) {
     let (tokens, count) = (&routing.experts[expert].tokens, routing.experts.len());
-    for (&token, d) in tokens.iter().zip(factor_gradients(&routing.weights(expert), dy, biases)) {
+    for (&token, d) in tokens.iter().zip(over_factors(products, &routing.weights(expert))) {
         gradient[token * count + expert] += d;
     }
 }
@@ -220,8 +230,12 @@ fn softmax_backward(p: &[f32], balance: Option<&[f32]>, d: &mut [f32]) {
 
 /// The gradient of each token's factor, given `d_middle`, which carries the factor already.
 fn factor_gradients(factors: &[f32], d_middle: &Activation, middle: &Activation) -> Vec<f32> {
-    let along = d_middle.dot(middle).into_iter().zip(factors);
-    along.map(|(sum, &factor)| if factor == 0.0 { 0.0 } else { sum / factor }).collect()
+    over_factors(d_middle.dot(middle), factors).collect()
+}
+
+/// Products that carry a factor each, without it.
+fn over_factors(products: impl IntoIterator<Item = f32>, factors: &[f32]) -> impl Iterator<Item = f32> {
+    products.into_iter().zip(factors).map(|(sum, &factor)| if factor == 0.0 { 0.0 } else { sum / factor })
 }
 
 /// Of `logits [tokens, 1]`.

@@ -10,8 +10,10 @@
 //! Of tokens `[tokens, features]` an expert sees its own, which [`Routing::dispatch`] copies; [`Routing::combine`] adds its
 //! outputs to all.
 //!
-//! The host routes for a GPU too: it has to know the experts' numbers of tokens, and their logits are few.
+//! The host routes for a GPU too: it has to know the experts' numbers of tokens, and their logits are few. So it waits for a GPU when
+//! it routes, and once more in the backward pass, for what the gradients of all weights are made of.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -114,7 +116,11 @@ struct Expert {
 
 /// The gradient of the experts' weights, `[tokens, experts]`; zero where an expert was not chosen.
 #[derive(Debug)]
-pub struct WeightGradients(Vec<f32>);
+pub struct WeightGradients {
+    values: Vec<f32>,
+    /// What a GPU adds to them, until the host reads it.
+    pending: cuda::Pending,
+}
 
 /// Sends each token of `logits [tokens, experts]` to the experts with the largest scores, the first of equal ones. `bias
 /// [experts]` is added to the scores for the choice.
@@ -175,7 +181,8 @@ impl Routing {
         let count = self.experts.len();
         let mut of_factors = vec![0.0; self.tokens * count];
         if !pool.device().only_counts() {
-            cpu::scale_backward(self, &mut gradients.0, &mut of_factors);
+            gradients.pending.read(self, &mut gradients.values);
+            cpu::scale_backward(self, &mut gradients.values, &mut of_factors);
         }
         Activation::from_rows(pool, &of_factors, count)
     }
@@ -217,9 +224,10 @@ impl Routing {
         dy
     }
 
-    /// The gradients of all experts' weights, zero until [`Routing::set_weight_gradient`] sets them.
-    pub fn weight_gradients(&self) -> WeightGradients {
-        WeightGradients(vec![0.0; self.scores.len()])
+    /// The gradients of all experts' weights, zero until [`Routing::set_weight_gradient`] sets them. `biased`: experts' outputs have
+    /// biases, for [`Routing::add_bias_gradient`].
+    pub fn weight_gradients(&self, biased: bool) -> WeightGradients {
+        WeightGradients { values: vec![0.0; self.scores.len()], pending: cuda::Pending::new(self, biased) }
     }
 
     /// Sets the gradient of an expert's weights. Let its output be `D m`: `dL/dw = d_out · D m = (D^T d_out) · m`. `d_middle`
@@ -232,10 +240,10 @@ impl Routing {
         to: &mut WeightGradients,
     ) {
         match middle.device() {
+            Device::Cpu => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.values),
+            Device::Cuda(_) => to.pending.products(0, expert, d_middle, middle),
             // The memory of a product that nobody reads.
-            device if device.only_counts() => drop(d_middle.dot(middle)),
-            Device::Cpu | Device::Cuda(_) => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.0),
-            Device::Meta => {}
+            Device::Meta => drop(d_middle.dot(middle)),
         }
     }
 
@@ -246,9 +254,9 @@ impl Routing {
         biases.zero();
         elementwise::add_bias(&mut biases, bias);
         match dy.device() {
-            device if device.only_counts() => drop(dy.dot(&biases)),
-            Device::Cpu | Device::Cuda(_) => cpu::add_weight_gradient(self, expert, dy, &biases, &mut to.0),
-            Device::Meta => {}
+            Device::Cpu => cpu::add_weight_gradient(self, expert, dy, &biases, &mut to.values),
+            Device::Cuda(_) => to.pending.products(1, expert, dy, &biases),
+            Device::Meta => drop(dy.dot(&biases)),
         }
     }
 
@@ -258,7 +266,8 @@ impl Routing {
         if pool.device().only_counts() {
             return Activation::from_rows(pool, &vec![0.0; self.tokens * self.experts.len()], self.experts.len());
         }
-        let mut gradient = d_weights.0;
+        let WeightGradients { values: mut gradient, mut pending } = d_weights;
+        pending.read(self, &mut gradient);
         cpu::backward(self, &mut gradient, balance);
         Activation::from_rows(pool, &gradient, self.experts.len())
     }
@@ -266,28 +275,39 @@ impl Routing {
 
 /// A factor for each token, `sigmoid(logit)`: the gate of an expert that every token goes through.
 #[derive(Debug)]
-pub struct SigmoidGate(Vec<f32>);
+pub struct SigmoidGate(Gates);
+
+/// `[tokens]`, where they are used: for a GPU's tokens nothing waits.
+#[derive(Debug)]
+enum Gates {
+    Host(Vec<f32>),
+    Gpu(Activation),
+}
 
 impl SigmoidGate {
     /// The factors of `logits [tokens, 1]`; zeros on the meta device.
     pub fn new(logits: &Activation) -> Self {
-        match logits.device() {
-            Device::Cpu | Device::Cuda(_) => Self(cpu::sigmoid(logits)),
-            Device::Meta => Self(vec![0.0; logits.tokens()]),
-        }
+        Self(match logits.device() {
+            Device::Cpu => Gates::Host(cpu::sigmoid(logits)),
+            Device::Cuda(_) => Gates::Gpu(cuda::gates(logits)),
+            Device::Meta => Gates::Host(vec![0.0; logits.tokens()]),
+        })
     }
 
     /// Multiplies each token of `y [tokens, features]` by its factor. It is its own gradient with respect to `y`.
     pub fn apply(&self, y: &mut Activation) {
-        y.times(&self.0);
+        match &self.0 {
+            Gates::Host(factors) => y.times(factors),
+            Gates::Gpu(factors) => cuda::gates_apply(factors, y),
+        }
     }
 
     /// The gradient of the logits, `[tokens, 1]`; the arguments are those of [`Routing::set_weight_gradient`].
     pub fn backward(&self, d_middle: &Activation, middle: &Activation, pool: &Arc<Pool>) -> Activation {
-        let d = match middle.device() {
-            Device::Cpu | Device::Cuda(_) => cpu::sigmoid_backward(&self.0, d_middle, middle),
-            Device::Meta => vec![0.0; self.0.len()],
-        };
-        Activation::from_rows(pool, &d, 1)
+        match &self.0 {
+            Gates::Gpu(factors) => cuda::gates_backward(factors, d_middle, middle, pool),
+            Gates::Host(factors) if middle.is_meta() => Activation::from_rows(pool, &vec![0.0; factors.len()], 1),
+            Gates::Host(factors) => Activation::from_rows(pool, &cpu::sigmoid_backward(factors, d_middle, middle), 1),
+        }
     }
 }

@@ -67,7 +67,7 @@ fn tokens_go_out_and_come_back_with_the_gradients_of_their_finite_differences() 
             let (mut out, mut dx) = (xa.like(), xa.like());
             out.zero();
             dx.zero();
-            let mut d_weights = routing.weight_gradients();
+            let mut d_weights = routing.weight_gradients(true);
             for expert in routing.groups().concat() {
                 let factor = (expert + 1) as f32;
                 let middle = routing.dispatch(expert, &xa, &own);
@@ -119,7 +119,7 @@ fn factors_of_experts_have_the_gradients_of_their_finite_differences() {
                 (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
             let mut out = xa.like();
             out.zero();
-            let mut d_weights = routing.weight_gradients();
+            let mut d_weights = routing.weight_gradients(false);
             for expert in routing.groups().concat() {
                 let middle = routing.dispatch(expert, &xa, &own);
                 let mut y = middle.copy();
@@ -166,7 +166,7 @@ fn the_load_and_its_gradient_are_those_of_the_probabilities() {
             };
             let found: f64 = load.iter().zip(&factors).map(|((_, sum), &factor)| sum * f64::from(factor)).sum();
             assert!((found - objective(&double)).abs() < 1e-4);
-            let d_logits = routing.backward(routing.weight_gradients(), Some(&factors), &pool).to_rows();
+            let d_logits = routing.backward(routing.weight_gradients(false), Some(&factors), &pool).to_rows();
             check_gradient("logits", &logits, &d_logits, objective);
         }
     });

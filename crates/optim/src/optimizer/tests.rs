@@ -96,7 +96,7 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
 
 #[test]
 fn every_optimizer_gives_the_same_bits_with_its_state_on_the_host() {
-    tunesmith_device::cuda::testing::stand_in();
+    tunesmith_device::cuda::testing::use_stand_in();
     let device = Device::Cuda(0);
     let (slots, segments) = slots();
     let length = segments[segments.len() - 1];
@@ -162,7 +162,7 @@ fn cuts_fall_on_blocks_and_between_tensors() {
 
 #[test]
 fn a_factor_that_is_found_on_a_gpu_gives_the_bits_of_one_that_is_known_and_nan_changes_nothing() {
-    tunesmith_device::cuda::testing::stand_in();
+    tunesmith_device::cuda::testing::use_stand_in();
     let device = Device::Cuda(0);
     let (slots, segments) = slots();
     let length = segments[segments.len() - 1];
