@@ -78,7 +78,7 @@ pub use dataset::Dataset;
 pub use inputs::named as named_inputs;
 pub use load::load;
 pub use model_files::MAX_FILE_BYTES as MAX_TOKENIZER;
-pub use picture_files::{PictureFiles, first_picture};
+pub use picture_files::{PictureFiles, first_picture, first_pictures};
 pub use picture_report::PictureReport;
 pub use pictures::{ChatPictures, PictureLook, PictureRows, Pictures, Shown, WorldRows, before_caption, split_world};
 pub use progress::{Progress, Silent};
