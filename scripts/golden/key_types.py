@@ -43,9 +43,12 @@ def words(kind):
 
 
 def model_types():
-    """Every model_type that the program reads: families, language models, and models around them."""
+    """Every model_type that the program reads: families, language models, models around them, and image encoders."""
     files = [*sorted((CONFIG / "families").glob("*.rs")), CONFIG / "wrapped.rs", CONFIG / "wrapped_json.rs"]
     found = re.findall(r'(?:model_type: |text\()"(\w+)"', "".join(file.read_text() for file in files))
+    for file in sorted((CONFIG / "vision/families").glob("*.rs")):
+        for names in re.findall(r"model_types: &\[([^]]*)\]", file.read_text()):
+            found += re.findall(r'"(\w+)"', names)
     return sorted({name for name in found if name in transformers.CONFIG_MAPPING})
 
 

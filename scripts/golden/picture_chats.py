@@ -27,6 +27,8 @@ PICTURES = Path(__file__).resolve().parents[2] / "tests/golden/pixels"
 PATCH = 8
 SIZE = {"height": 32, "width": 32}
 TILES = dict(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+PAN_AND_SCAN = dict(
+    do_pan_and_scan=True, pan_and_scan_min_crop_size=16, pan_and_scan_max_num_crops=4, pan_and_scan_min_ratio_to_activate=1.2)
 # What templates of the makers write, in short.
 PARTS = (
     "{%- for part in message.content -%}{%- if part.type == 'image' -%}{{ 'IMAGE' }}{%- else -%}{{ part.text }}{%- endif -%}{%- endfor -%}"
@@ -96,9 +98,9 @@ def processor(name):
         return transformers.LlavaOnevisionProcessor(
             image, own, video, num_image_tokens=16, vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_2",
             chat_template=TEMPLATE.replace("IMAGE", "<image>"))
-    if name == "gemma3":
+    if name.startswith("gemma3"):
         own = tokenizer({95: "<soft>", 94: "<begin>", 93: "<end>"})
-        image = transformers.Gemma3ImageProcessor(size=SIZE)
+        image = transformers.Gemma3ImageProcessor(size=SIZE, **(PAN_AND_SCAN if name == "gemma3_pan_and_scan" else {}))
         return transformers.Gemma3Processor(image, own, image_seq_length=4, chat_template=TEMPLATE.replace("IMAGE", "<begin>"))
     if name.startswith("qwen"):
         own = tokenizer({95: "<|image_pad|>", 94: "<|video_pad|>", 93: "<|vision_start|>", 92: "<|vision_end|>"})
@@ -134,7 +136,7 @@ def unmerged(values, grid):
 
 
 def main(folder, only):
-    for name in only or ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma", "llava_onevision"]:
+    for name in only or ["llava", "gemma3", "gemma3_pan_and_scan", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma", "llava_onevision"]:
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
         whole = processor(name)
@@ -154,7 +156,9 @@ def main(folder, only):
                 found = whole(text=["".join(question)], suffix=["".join(answer)], images=[images], return_tensors="np")
             else:
                 text = whole.apply_chat_template(chat, tokenize=False)
-                found = whole(text=[text], images=[images] if images else None, return_tensors="np")
+                # Gemma3Processor's own defaults go before what the file of its image processor says.
+                own = PAN_AND_SCAN if name == "gemma3_pan_and_scan" and images else {}
+                found = whole(text=[text], images=[images] if images else None, return_tensors="np", **own)
             row = {"messages": chat, "images": files, "input_ids": found["input_ids"][0].tolist()}
             if images and "image_grid_thw" in found:
                 counts = [int(grid.prod()) for grid in found["image_grid_thw"]]

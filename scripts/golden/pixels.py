@@ -44,6 +44,11 @@ PROCESSORS = [
     ("llava_onevision", "LlavaOnevisionImageProcessor",
      dict(size=SMALL, image_grid_pinpoints=[[32, 32], [32, 64], [64, 32], [64, 64], [32, 96], [96, 32], [128, 32]])),
     ("gemma3", "Gemma3ImageProcessor", dict(size=SMALL)),
+    ("gemma3_pan_and_scan", "Gemma3ImageProcessor",
+     dict(size=SMALL, do_pan_and_scan=True, pan_and_scan_min_crop_size=16, pan_and_scan_max_num_crops=4, pan_and_scan_min_ratio_to_activate=1.2)),
+    ("gemma3_pan_and_scan_narrow", "Gemma3ImageProcessor",
+     dict(size={"height": 24, "width": 40}, do_resize=False, do_pan_and_scan=True, pan_and_scan_min_crop_size=3, pan_and_scan_max_num_crops=7,
+          pan_and_scan_min_ratio_to_activate=1.5)),
     ("idefics3", "Idefics3ImageProcessor", dict(size={"longest_edge": 70}, max_image_size={"longest_edge": 32})),
     ("smolvlm", "SmolVLMImageProcessor", dict(size={"longest_edge": 60}, max_image_size={"longest_edge": 32})),
     ("smolvlm_whole", "SmolVLMImageProcessor",
@@ -116,6 +121,20 @@ def unmerged(values, grid, merge):
     return squares.reshape(rows * columns, -1), [int(rows), int(columns)]
 
 
+def cut(processor, found):
+    """The patches of each tile of what a processor gives for one picture, and the tile's rows and columns."""
+    if "spatial_shapes" in found:
+        rows, columns = (int(side) for side in found["spatial_shapes"][0])
+        return [(np.asarray(found["pixel_values"][0], dtype=np.float32)[: rows * columns], [rows, columns])]
+    if "image_grid_thw" in found:
+        return [unmerged(np.asarray(found["pixel_values"]), found["image_grid_thw"][0], processor.merge_size)]
+    if "num_crops" in found:
+        return [patches(np.asarray(tile, dtype=np.float32)) for tile in found["pixel_values"]]
+    values = np.asarray(found["pixel_values"][0], dtype=np.float32)
+    tiles = values if values.ndim == 4 else values[None]
+    return [patches(tile) for tile in tiles]
+
+
 def main(folder):
     folder.mkdir(parents=True, exist_ok=True)
     pictures(folder)
@@ -151,17 +170,9 @@ def main(folder):
         files = []
         for file in ["rgb.png", "tall.png", "narrow.png", "wide.png", "rgba.png", "rotated.png", "grey.png"]:
             found = processor(opened(folder / file), return_tensors="np")
-            if "spatial_shapes" in found:
-                rows, columns = (int(side) for side in found["spatial_shapes"][0])
-                cut = [(np.asarray(found["pixel_values"][0], dtype=np.float32)[: rows * columns], [rows, columns])]
-            elif "image_grid_thw" in found:
-                cut = [unmerged(np.asarray(found["pixel_values"]), found["image_grid_thw"][0], processor.merge_size)]
-            else:
-                values = np.asarray(found["pixel_values"][0], dtype=np.float32)
-                tiles = values if values.ndim == 4 else values[None]
-                cut = [patches(tile) for tile in tiles]
-            whole = np.concatenate([each for each, _ in cut]).astype(np.float32)
-            files.append({"file": file, "tiles": [size for _, size in cut], "crc": crc(whole),
+            cut_ = cut(processor, found)
+            whole = np.concatenate([each for each, _ in cut_]).astype(np.float32)
+            files.append({"file": file, "tiles": [size for _, size in cut_], "crc": crc(whole),
                           "first": whole[0, :4].tolist()})
         out["processed"].append({"name": name, "settings": described, "files": files})
     (folder / "pixels.json").write_text(json.dumps(out, indent=1) + "\n")

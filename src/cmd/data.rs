@@ -251,11 +251,17 @@ fn about_pictures(looked: &[(&str, PictureReport)], colour: bool) -> String {
             range(*tokens)
         );
         let AnswerReport { count: all, different, words: (least, mean, most), vocabulary: (words, once), .. } = answers;
+        let rare = match &answers.rare_words[..] {
+            [] => String::new(),
+            words if words.len() < *once => format!(" ({}, …)", printable(&words.join(", "))),
+            words => format!(" ({})", printable(&words.join(", "))),
+        };
         let _ = writeln!(
             text,
-            "answers about them, {name}: {all}, {different} different; {} words each ({mean:.1} on average), {words} different, {once} of these once",
+            "answers about them, {name}: {all}, {different} different; {} words each ({mean:.1} on average), {words} different, {once} of these once{rare}",
             range([*least, *most])
         );
+        text += &near_duplicates(name, answers);
         if let Some(share) = answers.constant() {
             let answer = printable(&answers.commonest.0);
             warnings.push(format!("{name}: {:.0} % of the answers about images are {answer:?}", 100.0 * share));
@@ -273,6 +279,27 @@ fn about_pictures(looked: &[(&str, PictureReport)], colour: bool) -> String {
         text += &terminal::warning(&warning, colour);
     }
     text
+}
+
+/// A line about answers that share most of their words, if there are some.
+fn near_duplicates(name: &str, answers: &AnswerReport) -> String {
+    let near = &answers.near_duplicates;
+    let of = if near.compared < answers.different {
+        format!("the first {}", near.compared)
+    } else {
+        near.compared.to_string()
+    };
+    match near.pairs.first() {
+        Some([one, other]) => format!(
+            "near-duplicates among them, {name}: {} of {of} different ones share at least 80 % of their words with an earlier one, in {} \
+             (first: {:?} and {:?})\n",
+            near.answers,
+            count(near.groups, "group"),
+            printable(one),
+            printable(other)
+        ),
+        None => String::new(),
+    }
 }
 
 /// Lengths in bars of equal width, a line each.

@@ -3,7 +3,7 @@ use super::terminal::{print, print_exact};
 use super::{models_adapters, models_memory};
 use crate::config::FAMILIES;
 use crate::config::arch::{AltUpSpec, Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
-use crate::config::vision::ENCODERS;
+use crate::config::vision::{CONNECTORS, ENCODERS};
 use crate::error::Result;
 use crate::words::count;
 use std::collections::BTreeSet;
@@ -34,7 +34,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Every family with its models and its differences from Llama, multimodal models, and image encoders.
+/// Every family with its models and its differences from Llama, multimodal models, image encoders, and connectors.
 fn list() -> String {
     let mut out = String::new();
     for family in FAMILIES {
@@ -47,6 +47,10 @@ fn list() -> String {
     out.push_str("\nImage encoders, of multimodal models or for vision.encoder:\n");
     for encoder in ENCODERS {
         let _ = writeln!(out, "{:20}  {}", encoder.model_types.first().unwrap_or(&""), encoder.models);
+    }
+    out.push_str("\nConnectors, and the multimodal models that have them; vision.connector names linear and mlp:\n");
+    for connector in CONNECTORS {
+        let _ = writeln!(out, "{:22}  {}", connector.name, connector.model_types.join(", "));
     }
     out
 }

@@ -20,6 +20,7 @@ use crate::telemetry::machine;
 use crate::train::autobatch::batch_plan::BatchRequest;
 use crate::train::features;
 use crate::train::memory_prediction::{self, OptimizerState};
+use crate::train::shown_pictures::ShownPictures;
 use crate::train::trainable;
 use crate::train::vision::{Seer, Sight, names_encoder};
 use crate::words::count;
@@ -82,7 +83,7 @@ fn report(args: &Args) -> Result<Report> {
         None => args.config.load_partial()?,
     };
     let mut config = resolved.config.clone();
-    let (mut arch, stored, name) = model(args, &mut config, &resolved)?;
+    let Planned { mut arch, stored, name, shown } = model(args, &mut config, &resolved)?;
     let machine = machine(args, config.model.device)?;
     let mut notes = Vec::new();
     if config.task() != Task::CausalLm && arch.score.is_none() {
@@ -99,7 +100,7 @@ fn report(args: &Args) -> Result<Report> {
         notes.push("train.batch_size: auto: planned with 1 row; the table shows the most that fit".to_owned());
     }
 
-    let mut job = memory_prediction::job(&config, &arch, stored, None)?;
+    let mut job = memory_prediction::job_showing(&config, &arch, stored, None, shown.as_ref())?;
     job.companions = memory_prediction::tokenizer(arch.vocab_size);
     let predictor = Predictor::new(job, machine.device);
     let most = match resolved.source("train.max_tokens_per_pass") {
@@ -149,8 +150,18 @@ fn report(args: &Args) -> Result<Report> {
     Ok(Report { facts, machine, batch, plan, checkpointing, optimizers, time, scaling, notes })
 }
 
-/// The model's shape, how its checkpoint is stored, and its name.
-fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch, Storage, String)> {
+/// A model that is planned for.
+struct Planned {
+    arch: Arch,
+    /// How its checkpoint is stored.
+    stored: Storage,
+    name: String,
+    /// The images of rows.
+    shown: Option<ShownPictures>,
+}
+
+/// The model of the flags or of the configuration.
+fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<Planned> {
     if let Some(model) = &args.model {
         check_model_folder("--model", model)?;
         config.model =
@@ -161,6 +172,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
         return Err(Error::config("no model is named").hint("set model.name, or give --model"));
     };
     let known = named.to_str().filter(|name| is_hub_name(name) && config.model.revision.is_none()).and_then(shape);
+    let mut shown = None;
     let (mut arch, stored) = if let Some(text) = known {
         terminal::print_note(&format!("{}: this shape is built in; nothing is downloaded", named.display()));
         (Arch::from_json(text, &named)?, memory_prediction::stored_by(text))
@@ -171,7 +183,9 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     } else {
         let dir = hub::model_dir(&config.model, Part::Description, &NoProgress)?.dir;
         let mut arch = Arch::from_dir(&dir)?;
-        arch.vision = vision(config, &dir, arch.hidden_size);
+        if let Some((vision, pictures)) = vision(config, &dir, arch.hidden_size) {
+            (arch.vision, shown) = (Some(vision), pictures);
+        }
         (arch, memory_prediction::stored(&dir))
     };
     let vocabulary = arch.vocab_size as u32;
@@ -184,11 +198,11 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
         terminal::print_note(&note);
     }
     let name = if named.is_file() { named.parent().unwrap_or(Path::new("")).to_owned() } else { named };
-    Ok((arch, stored, name.display().to_string()))
+    Ok(Planned { arch, stored, name: name.display().to_string(), shown })
 }
 
-/// The image encoder and connector of a run with images, as far as training holds them in memory.
-fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<Arc<VisionArch>> {
+/// The image encoder and connector of a run with images, as far as training holds them in memory, and the images.
+fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<(Arc<VisionArch>, Option<ShownPictures>)> {
     let named = config.vision.load.unwrap_or_else(|| names_encoder(config));
     // The data may not be there yet.
     if config.vision.load == Some(false) || !(named || data::first_picture(config).is_ok_and(|row| row.is_some())) {
@@ -198,15 +212,22 @@ fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<Arc<VisionA
     match Sight::open(config, seer, Part::Description, &NoProgress) {
         Ok(sight) => {
             let features = features::kept_by(config, &sight.arch);
-            terminal::print_note(match features {
-                Some(_) => {
-                    "the image encoder is planned to run before training, and not to be held in it (vision.cache_features)"
+            if features.is_some() {
+                terminal::print_note(
+                    "the image encoder is planned to run before training, and not to be held in it (vision.cache_features)",
+                );
+            }
+            let shown = match ShownPictures::of_first_rows(config, &sight, features) {
+                Ok((shown, what)) => {
+                    terminal::print_note(&format!("planned with {what}"));
+                    Some(shown)
                 }
-                None => {
-                    "of the image encoder, the weights are counted, and not what a pass through it takes: `memory-check` measures that"
+                Err(error) => {
+                    terminal::print_note(&format!("planned without images: {}", error.message()));
+                    None
                 }
-            });
-            Some(Arc::new(VisionArch { features, ..(*sight.arch).clone() }))
+            };
+            Some((Arc::new(VisionArch { features, ..(*sight.arch).clone() }), shown))
         }
         Err(error) => {
             terminal::print_note(&format!("planned without an image encoder: {}", error.message()));

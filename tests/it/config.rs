@@ -7,7 +7,7 @@ mod program;
 mod refusals;
 mod sources;
 mod trainer;
-mod variants;
+pub mod variants;
 
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};

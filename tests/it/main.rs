@@ -1,6 +1,7 @@
 //! The one integration-test binary: a module per subject.
 mod adapters;
 mod arch;
+mod bad_images;
 mod blocks;
 mod checkpoint;
 mod classify;
@@ -50,6 +51,7 @@ mod shard;
 mod shown;
 mod targets;
 mod tidy;
+mod tried;
 mod tuning;
 mod vision;
 mod weights;

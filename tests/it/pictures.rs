@@ -33,7 +33,7 @@ pub fn copy(from: &Path, to: &Path) {
 /// The folder of a golden model with a tokenizer, a template and an image processor.
 fn model(name: &str, to: &Path) {
     let _ = fs::remove_dir_all(to);
-    copy(&golden(&format!("vision/{name}/model")), to);
+    copy(&golden(&format!("vision/{}/model", name.trim_end_matches("_pan_and_scan"))), to);
     copy(&golden(&format!("picture_chats/{name}")), to);
 }
 
@@ -62,9 +62,18 @@ pub fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Resu
 
 #[test]
 fn ids_and_pixels_are_those_of_the_processors() {
-    for name in
-        ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma", "llava_onevision"]
-    {
+    for name in [
+        "gemma3_pan_and_scan",
+        "llava",
+        "gemma3",
+        "smolvlm",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "internvl",
+        "paligemma",
+        "llava_onevision",
+    ] {
         let root = tempfile::tempdir().unwrap();
         let (folder, rows) = (root.path().join("model"), root.path().join("rows.jsonl"));
         model(name, &folder);
@@ -464,6 +473,30 @@ fn the_data_report_tells_copies_leaks_and_answers_that_say_little() {
     let json = tunesmith(&[args[0], args[1], "--json"]).output().unwrap();
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["pictures"]["train"]["copies"], 1);
+    assert_eq!(json["pictures"]["train"]["answers"]["near_duplicates"]["answers"], 0);
+}
+
+#[test]
+fn the_data_report_tells_captions_that_are_nearly_the_same() {
+    let fixture = paired();
+    let words = ["red", "green", "blue", "black", "white", "brown"];
+    let caption = |number: usize| match number % 6 {
+        5 => "A small brown dog, in the grass.".to_owned(),
+        number => format!("{} things {number} stand on shelf {number}", words[number]),
+    };
+    let row = |caption: String| json!({"image": "a.png", "caption": caption});
+    let near = ["a small brown dog in the grass", "a small brown dog in the green grass"].map(String::from);
+    write_rows(&fixture.path("train.jsonl"), (0..12).map(caption).chain(near).map(row));
+    let config = fixture.config("run", &[&encoder(&fixture)]);
+    let args = ["data", config.to_str().unwrap()];
+    let text = String::from_utf8(tunesmith(&args).output().unwrap().stdout).unwrap();
+    for line in [
+        "near-duplicates among them, train: 2 of 8 different ones share at least 80 % of their words with an earlier one, in 1 group",
+        "(first: \"A small brown dog, in the grass.\" and \"a small brown dog in the grass\")",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in\n{text}");
+    }
+    assert!(!text.contains("near-duplicates among them, validation"), "{text}");
 }
 
 #[test]

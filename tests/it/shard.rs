@@ -90,6 +90,33 @@ fn said(model: &mut Model, batch: &Batch) -> (f64, Vec<f32>, Vec<f32>, Vec<f32>,
 /// A name, what it sets, how it shares, and with how many ranks.
 type Case<'a> = (&'a str, &'a dyn Fn(&mut Config), Sharding, &'a [usize]);
 
+/// Models whose weights ranks share.
+pub const SHARED: [&str; 23] = [
+    "afmoe",
+    "gemma2",
+    "gemma3n",
+    "gemma3n_odd",
+    "gemma4_31b",
+    "gemma4_a4b",
+    "gemma4_e2b",
+    "glm4_moe",
+    "granite4_moe",
+    "granitemoehybrid",
+    "lfm2",
+    "lfm2_moe",
+    "lfm3",
+    "llama",
+    "muse_glimmer",
+    "nemotron3_super",
+    "nemotron_h",
+    "olmo_hybrid",
+    "phi3",
+    "qwen2",
+    "qwen3_5",
+    "qwen3_moe",
+    "qwen3_next",
+];
+
 #[test]
 fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
     let as_it_is = |_: &mut Config| {};
@@ -135,7 +162,9 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         ("gemma4_31b", &full, Sharding::ShardGradOp, &[2]),
         ("gemma4_a4b", &full, Sharding::FullShard, &[2]),
     ];
+    assert!(SHARED.iter().all(|name| cases.iter().any(|(family, ..)| family == name)));
     for (family, base, how, machines) in cases {
+        assert!(SHARED.contains(&family), "{family}");
         let mut config = config(family, base);
         config.train.fsdp_sharding_strategy = how;
         let batch = Forward::read(family).batch();

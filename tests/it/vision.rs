@@ -1,6 +1,8 @@
 //! Models that read images against Transformers (`scripts/golden/vision.py`): logits, losses, gradients of adapters,
 //! connector and encoder, greedy generations, and twenty steps.
 mod golden;
+mod memory;
+mod variants;
 
 use crate::parity::{Tensors, close, put, recipe, tensors};
 use golden::{Run, golden, integers, untrained, world};

@@ -9,7 +9,7 @@ use super::publish::StagedFolder;
 use super::world::WorldFiles;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::TensorSpec;
-use tunesmith_config::vision::{ConnectorKind, PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
+use tunesmith_config::vision::{PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
 use tunesmith_model::weights::{Dtype, WeightFiles, Wrapping};
 
 /// The prefix of the encoder's names in the file.
@@ -84,17 +84,13 @@ impl<'a> PairFiles<'a> {
             return serde_json::from_str(&text)
                 .map_err(|error| Error::model(format!("{}: not valid JSON", of_pair.display())).caused_by(error));
         }
-        let hidden_size = match &self.vision.connector.kind {
-            ConnectorKind::Mlp { hidden_size, .. } => Some(hidden_size),
-            _ => None,
-        };
         let feature = self.vision.encoder.feature;
         // Of `hidden_states`, -1 is the last block's output.
         let layer =
             (!feature.final_norm).then(|| feature.blocks as i64 - self.vision.encoder.num_hidden_layers as i64 - 1);
         Ok(json!({
             "vision_config": VisionArch::encoder_config(self.folder)?,
-            "connector_hidden_size": hidden_size,
+            "connector_hidden_size": self.vision.connector.hidden_size(),
             "feature_layer": layer,
             "image_token_id": self.vision.chat.map(|chat| chat.token),
         }))

@@ -124,12 +124,6 @@ impl<'a> Source<'a> {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// The same object without the keys whose value is null, for files where null means the default.
-    pub(super) fn without_nulls(mut self) -> Self {
-        self.map.retain(|_, value| !value.is_null());
-        self
-    }
-
     /// A whole number from 1 on; `default` where the key is absent.
     pub(super) fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
         self.size_up_to(key, default, MAX_SIZE)
@@ -202,6 +196,16 @@ impl<'a> Source<'a> {
             Some(_) => self.positive(key, 1.0).map(Some),
             None if self.is_null(key) => Ok(None),
             None => Ok(default),
+        }
+    }
+
+    /// The object under `key`, which describes an image encoder or another part.
+    pub(super) fn part(&self, key: &str) -> Result<Source<'a>> {
+        match self.get(key) {
+            Some(Value::Object(map)) => {
+                Ok(Source { origin: self.origin, map: map.clone(), prefix: format!("{}{key}.", self.prefix) })
+            }
+            _ => Err(self.mismatch(key, "an object that describes the image encoder")),
         }
     }
 

@@ -3,9 +3,8 @@
 use std::collections::HashSet;
 use std::slice::from_ref;
 
-use rayon::prelude::*;
-
 use super::batch::Example;
+use super::clusters::Clustering;
 use super::inputs::Input;
 use super::minhash::{band, bands, signature, similarity};
 use super::report::{Counts, NAMED_ROWS};
@@ -134,42 +133,16 @@ fn places(walker: &Walker<'_>, inputs: &[Input], rows: &[RowId]) -> Result<Vec<S
 /// For each row, the first row of its cluster. Two rows are in one cluster if a chain of similar rows connects them.
 fn clusters(signatures: &TokenSet, threshold: f64) -> Result<Vec<u32>> {
     let (bands, rows) = bands(threshold);
-    let mut roots: Vec<u32> = (0..signatures.rows() as u32).collect();
-    let read = |row: u32| {
-        signatures.read(row).map(|(stored, _)| stored.into_iter().flat_map(|one| one.input_ids).collect::<Vec<u32>>())
+    let clustering = Clustering {
+        bands,
+        compared: COMPARED,
+        read: |row: u32| {
+            let examples = signatures.read(row)?.0.into_iter();
+            Ok(examples.flat_map(|one| one.input_ids).collect::<Vec<u32>>())
+        },
+        key: |signature: &Vec<u32>, number| band(signature, number, rows),
+        alike: |one: &Vec<u32>, other: &Vec<u32>| similarity(one, other) >= threshold,
     };
-    for number in 0..bands {
-        let usable: Vec<u32> = signatures.usable().collect();
-        let key = |row: u32| Ok((band(&read(row)?, number, rows), row));
-        let mut keys: Vec<(u64, u32)> = usable.into_par_iter().map(key).collect::<Result<_>>()?;
-        keys.par_sort_unstable();
-        for bucket in keys.chunk_by(|one, other| one.0 == other.0).filter(|bucket| bucket.len() > 1) {
-            let mut earlier: Vec<(u32, Vec<u32>)> = Vec::new();
-            for &(_, row) in bucket {
-                let own = root(&mut roots, row);
-                if earlier.iter().any(|(other, _)| *other == own) {
-                    continue;
-                }
-                let signature = read(row)?;
-                let alike = earlier.iter().find(|(_, other)| similarity(&signature, other) >= threshold);
-                if let Some(&(other, _)) = alike {
-                    let other = root(&mut roots, other);
-                    roots[own.max(other) as usize] = own.min(other);
-                } else if earlier.len() < COMPARED {
-                    earlier.push((own, signature));
-                }
-            }
-        }
-    }
-    let all = 0..roots.len() as u32;
-    Ok(all.map(|row| root(&mut roots, row)).collect())
-}
-
-fn root(roots: &mut [u32], mut row: u32) -> u32 {
-    while roots[row as usize] != row {
-        // Path halving keeps the paths short.
-        roots[row as usize] = roots[roots[row as usize] as usize];
-        row = roots[row as usize];
-    }
-    row
+    let usable: Vec<u32> = signatures.usable().collect();
+    clustering.roots(signatures.rows(), &usable, &mut |_, _| {})
 }

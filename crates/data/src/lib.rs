@@ -10,12 +10,14 @@
 //!
 //! Chat templates run in [`template`]: jinja (compiles) -> `jinja_compat` (Python's filters) -> `jinja_limits` (size,
 //! time).
+mod answer_report;
 mod archive;
 pub mod batch;
 mod bounded_tokenizer;
 mod catch_panic;
 mod chat_tokens;
 pub mod classification_rows;
+mod clusters;
 mod contamination;
 mod control;
 mod dataset;
@@ -70,13 +72,14 @@ mod tokenizer;
 mod tokens;
 mod whitespace;
 
+pub use answer_report::AnswerReport;
 pub use batch::{Batch, Example, IGNORE};
 pub use dataset::Dataset;
 pub use inputs::named as named_inputs;
 pub use load::load;
 pub use model_files::MAX_FILE_BYTES as MAX_TOKENIZER;
-pub use picture_files::{PictureFiles, first_picture};
-pub use picture_report::{AnswerReport, PictureReport};
+pub use picture_files::{PictureFiles, first_picture, first_pictures};
+pub use picture_report::PictureReport;
 pub use pictures::{ChatPictures, PictureLook, PictureRows, Pictures, Shown, WorldRows, before_caption, split_world};
 pub use progress::{Progress, Silent};
 pub use reasoning::ReasoningForm;

@@ -109,6 +109,45 @@ pub fn bands(threshold: f64) -> (usize, usize) {
     best.map_or((PERMUTATIONS, 1), |(_, bands, rows)| (bands, rows))
 }
 
+/// How many words of a text a [`word_sketch`] holds.
+const SKETCH: usize = 256;
+
+/// The different words of a text, in 30 bits each, sorted. Of more than 256, the 256 with the least hashes, which are a sample of
+/// them.
+pub fn word_sketch(words: &[u64]) -> Vec<u32> {
+    let mut sketch: Vec<u32> = words.iter().map(|word| (word >> 34) as u32).collect();
+    sketch.sort_unstable();
+    sketch.dedup();
+    sketch.truncate(SKETCH);
+    sketch
+}
+
+/// The Jaccard similarity of the sets of words of two sketches: exact, or estimated from the least hashes of both if one is a sample.
+pub fn shared_words(one: &[u32], other: &[u32]) -> f64 {
+    let whole = one.len() < SKETCH && other.len() < SKETCH;
+    let most = if whole { usize::MAX } else { SKETCH };
+    let (mut at, mut to, mut all, mut both) = (0, 0, 0_usize, 0_usize);
+    while all < most {
+        match (one.get(at), other.get(to)) {
+            (None, None) => break,
+            (Some(left), Some(right)) if left == right => (at, to, both) = (at + 1, to + 1, both + 1),
+            (Some(left), right) if right.is_none_or(|right| left < right) => at += 1,
+            _ => to += 1,
+        }
+        all += 1;
+    }
+    both as f64 / all.max(1) as f64
+}
+
+/// The hash of a band of the `MinHash` signature of a sketch's words. Texts with the same hash share a bucket.
+pub fn band_of_words(sketch: &[u32], band: usize, rows: usize) -> u64 {
+    (band * rows..(band + 1) * rows).fold(0, |key, nth| {
+        let salt = mixed(nth as u64 + 1);
+        let least = sketch.iter().map(|&word| mixed(u64::from(word) ^ salt)).min().unwrap_or(u64::MAX);
+        mixed(key ^ least).rotate_left(7)
+    })
+}
+
 /// The hash of a band of a signature. Rows with the same hash share a bucket.
 pub fn band(signature: &[u32], band: usize, rows: usize) -> u64 {
     signature[band * rows..(band + 1) * rows]

@@ -50,6 +50,24 @@ pub fn first_picture(config: &Config) -> Result<Option<Place>> {
     Ok(first)
 }
 
+/// The names of the pictures in each of the first training rows of all files of a configuration; what cannot be read is left out.
+pub fn first_pictures(config: &Config) -> Vec<Vec<String>> {
+    let Ok(inputs) = Inputs::of(config) else { return Vec::new() };
+    let mut rows = Vec::new();
+    for (path, format) in inputs.train.iter().flat_map(|input| input.paths.iter().map(|path| (path, input.format))) {
+        // What was read before an error counts.
+        let _ = source::read(path, format, Some(PROBE_ROWS), &Cell::new(0), &mut |row, forms| {
+            if row.clone().shows_picture()
+                && let Ok(row) = row.parse(forms)
+            {
+                rows.push(row.into_images());
+            }
+            Ok(())
+        });
+    }
+    rows
+}
+
 /// Reads the pictures of a model's rows from a folder.
 #[derive(Debug)]
 pub struct PictureFiles {

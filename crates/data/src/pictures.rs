@@ -108,7 +108,8 @@ pub struct WorldRows {
 pub struct PictureRows {
     /// Rows of the decoder for each tile.
     pub tiles: Vec<usize>,
-    /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them.
+    /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them. With crops beside it, the
+    /// whole picture is the first tile.
     pub split: Option<(usize, usize)>,
 }
 
@@ -203,10 +204,7 @@ impl ChatPictures {
             let found = pictures.rows(&file)?;
             texts.push(match form {
                 ChatForm::Bare | ChatForm::AnyRes => image.repeat(found.tiles.iter().sum()),
-                ChatForm::Gemma3 { begin, end } => {
-                    let inner = image.repeat(found.tiles.iter().sum());
-                    format!("\n\n{}{inner}{}\n\n", text_of(begin)?, text_of(end)?)
-                }
+                ChatForm::Gemma3 { begin, end } => gemma3(&found, &image, [&text_of(begin)?, &text_of(end)?]),
                 ChatForm::Idefics3 => idefics3(&found, &image),
                 ChatForm::InternVl => format!("<img>{}</img>", image.repeat(found.tiles.iter().sum())),
             });
@@ -392,6 +390,19 @@ fn text_of(tokenizer: &Tokenizer, id: u32) -> Result<String> {
 /// The token that begins a text.
 fn bos(tokenizer: &Tokenizer) -> Option<u32> {
     tokenizer.id(tokenizer.special_tokens().get("bos_token")?.as_str()?)
+}
+
+/// The text of `Gemma3Processor` for a picture, and for its crops behind it.
+fn gemma3(rows: &PictureRows, image: &str, [begin, end]: [&str; 2]) -> String {
+    let of_tile = |rows: &usize| format!("\n\n{begin}{}{end}\n\n", image.repeat(*rows));
+    let mut tiles = rows.tiles.iter().map(of_tile);
+    let whole = tiles.next().unwrap_or_default();
+    let crops: Vec<String> = tiles.collect();
+    if crops.is_empty() {
+        return whole;
+    }
+    let crops = crops.join(" ");
+    format!("Here is the original image {whole} and here are some crops to help you see better {crops}")
 }
 
 /// The text of `Idefics3Processor` for a picture.

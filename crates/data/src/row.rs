@@ -228,6 +228,15 @@ impl Row {
         (form.shape().parse)(row)
     }
 
+    /// What names the pictures that it shows.
+    pub(super) fn into_images(self) -> Vec<String> {
+        match self {
+            Self::Chat(conversation) => conversation.images,
+            Self::Caption { image, .. } => vec![image],
+            Self::Completion { .. } | Self::Text(_) | Self::Tokens { .. } | Self::Labeled { .. } => Vec::new(),
+        }
+    }
+
     /// The row as `tunesmith process` writes it: a conversation in the form `messages`, any other row in its own form.
     pub(super) fn into_json(self) -> Value {
         match self {

@@ -18,6 +18,7 @@ const OTHER_MEDIA: [&str; 4] = ["video", "videos", "audio", "audios"];
 /// A video or audio; a picture that is not named; other numbers of pictures and of places for them.
 pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<Vec<String>> {
     refuse_other_media(row)?;
+    name_regions(messages, row)?;
     let mut columns = Vec::new();
     for field in ["images", "image"] {
         match row.get_mut(field).map(Value::take).unwrap_or_default() {
@@ -66,9 +67,74 @@ pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Resu
     Ok(shown.into_iter().filter_map(|named| named.or_else(|| columns.next())).collect())
 }
 
+/// What stands for a region of a picture in texts of `OpenSpatial`, and for its depth behind it.
+const REGION: &str = "<mask>";
+const DEPTH: &str = " <depth>";
+
+/// The texts of messages with regions of a picture, by the name of the picture's file: `OpenSpatial`'s `{filename, conversations,
+/// bbox}`. Each `<mask>`, with or without `<depth>`, becomes `Region [N]`, counted from 0, as the answers call it.
+///
+/// # Errors
+/// More regions than `bbox` has boxes.
+fn name_regions(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<()> {
+    let named = ["images", "image"].iter().any(|field| row.get(*field).is_some_and(is_there));
+    let has_region = |message: &Value| message["content"].as_str().is_some_and(|text| text.contains(REGION));
+    if named || !row.get("filename").is_some_and(is_there) || !messages.iter().any(has_region) {
+        return Ok(());
+    }
+    let mut count = 0;
+    for content in messages.iter_mut().filter_map(|message| message.get_mut("content")) {
+        let Value::String(text) = content else { continue };
+        let mut pieces = text.split(REGION);
+        let mut named = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            named += &format!("Region [{count}]");
+            named += piece.strip_prefix(DEPTH).unwrap_or(piece);
+            count += 1;
+        }
+        *text = named;
+    }
+    if let Some(Value::Array(boxes)) = row.get("bbox")
+        && count > boxes.len()
+    {
+        return Err(Error::data(format!(
+            "the messages have {} ({REGION}), and \"bbox\" has {}",
+            tunesmith_base::words::count(count, "region"),
+            boxes.len()
+        )));
+    }
+    let name = row.remove("filename").unwrap_or_default();
+    row.insert("image".to_owned(), name);
+    Ok(())
+}
+
+/// Whether a row has a statement about a picture, and whether that is true: VSR's `{image, image_link, caption, label, relation}`.
+pub(super) fn is_statement(row: &Map<String, Value>) -> bool {
+    let has = |field: &str| row.get(field).is_some_and(is_there);
+    let of_vsr = has("image_link") || has("image") && has("relation");
+    of_vsr && has("caption") && row.get("label").is_some_and(|label| truth(label).is_some())
+}
+
+/// What 0, 1, false or true says.
+pub(super) fn truth(label: &Value) -> Option<bool> {
+    label.as_bool().or_else(|| match label.as_u64() {
+        Some(0) => Some(false),
+        Some(1) => Some(true),
+        _ => None,
+    })
+}
+
 /// Whether a row shows a picture.
 pub fn shows(row: &Value) -> bool {
-    row.as_object().is_some_and(|row| shown_in(row).is_some())
+    let region = |turn: &Value| {
+        [&turn["value"], &turn["content"]].iter().any(|text| text.as_str().is_some_and(|text| text.contains(REGION)))
+    };
+    row.as_object().is_some_and(|row| {
+        let turns = ["conversations", "messages"].iter().filter_map(|field| row.get(*field)?.as_array()).flatten();
+        shown_in(row).is_some()
+            || row.get("filename").is_some_and(is_there) && turns.into_iter().any(region)
+            || is_statement(row)
+    })
 }
 
 /// The first field that shows a picture.
@@ -219,7 +285,8 @@ pub(super) fn reference(value: Value) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::{Form, Row};
+    use super::super::row::Form;
+    use super::super::row::Row;
     use super::*;
 
     fn read(row: Value) -> Result<(Value, Vec<String>)> {
@@ -259,6 +326,36 @@ mod tests {
         assert_eq!(read(asked).unwrap(), (json!([image, text("what?")]), vec!["a.png".to_owned()]));
         // Without a picture, the text stays as it is.
         assert_eq!(read(user(json!("write <image>"))).unwrap(), (json!("write <image>"), Vec::new()));
+    }
+
+    #[test]
+    fn regions_of_a_picture_are_counted_as_answers_call_them() {
+        let row = |boxes: Value| {
+            json!({
+                "filename": "0a1.jpg",
+                "bbox": boxes,
+                "conversations": [
+                    {"from": "human", "value": "Is <mask> <depth> left of <mask>?"},
+                    {"from": "gpt", "value": "Region [0] is."},
+                    {"from": "human", "value": "And <mask> <depth>?"},
+                ],
+            })
+        };
+        assert!(shows(&row(json!([]))));
+        let Row::Chat(chat) = Row::parse(row(json!([[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]])), Form::ALL).unwrap()
+        else {
+            panic!("no chat")
+        };
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let contents: Vec<Value> = chat.messages.iter().map(|message| message["content"].clone()).collect();
+        assert_eq!(contents[0], json!([{"type": "image"}, text("Is Region [0] left of Region [1]?")]));
+        assert_eq!(contents[2], "And Region [2]?");
+        assert_eq!(chat.images, ["0a1.jpg"]);
+        let error = Row::parse(row(json!([[0, 0, 1, 1]])), Form::ALL).unwrap_err();
+        assert!(error.message().contains("3 regions"), "{error}");
+        // A name of a file beside texts without regions is no picture's.
+        let plain = json!({"filename": "a.txt", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]});
+        assert!(!shows(&plain));
     }
 
     #[test]

@@ -12,13 +12,13 @@ use super::plain_mlp::PlainMlp;
 use super::projections::Projections;
 use super::shards::Shards;
 use super::vision::Vision;
-use super::vision::connector::{AveragePool, Connector, Merger};
+use super::vision::connector::{Connector, Step};
 use super::vision::encoder::{Encoder, window};
 use super::vision::stem::Stem;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Checkpointing;
 use tunesmith_config::arch::{Arch, LinearSpec};
-use tunesmith_config::vision::{self as spec, ConnectorKind, Features, VisionArch};
+use tunesmith_config::vision::{self as spec, Features, VisionArch};
 use tunesmith_device::Array;
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
@@ -156,27 +156,22 @@ impl Builder<'_> {
     }
 
     pub(super) fn connector(&mut self, spec: &spec::Connector) -> Result<Connector> {
-        let mut linears = self.linears(&spec.linears())?;
-        let mut next = || linears.next().expect("the kind has this many modules");
-        Ok(match &spec.kind {
-            ConnectorKind::Linear { .. } => Connector::Linear(next()),
-            ConnectorKind::Mlp { activation, .. } => {
-                Connector::Mlp(PlainMlp { fc1: next(), fc2: next(), function: function(*activation) })
+        spec.steps.iter().map(|step| self.connector_step(step)).collect::<Result<_>>().map(Connector)
+    }
+
+    fn connector_step(&mut self, step: &spec::Step) -> Result<Step> {
+        Ok(match step {
+            spec::Step::SideBySide(side) => Step::SideBySide(*side),
+            spec::Step::Mean(side) => Step::Mean(*side),
+            spec::Step::Norm(norm) => {
+                Step::Norm(Norm { offset: norm.offset, ..self.norm_of(&norm.name, norm.eps, norm.rms)? })
             }
-            ConnectorKind::PixelShuffle { factor, .. } => Connector::PixelShuffle { linear: next(), factor: *factor },
-            ConnectorKind::AveragePool { kernel, norm, eps, projection } => {
-                let weight = self.tensors.weight(&format!("{norm}.weight"))?;
-                let norm = Norm { weight, bias: None, offset: 1.0, eps: *eps as f32 };
-                let projection = self.tensors.weight(projection)?;
-                let (kernel, out_features) = (*kernel, spec.decoder_size);
-                Connector::AveragePool(AveragePool { kernel, norm, projection, out_features })
+            spec::Step::Linear(linear) => Step::Linear(self.linear(linear)?),
+            spec::Step::Matrix { name, shape: [_, out_features] } => {
+                Step::Matrix { weight: self.tensors.weight(name)?, out_features: *out_features }
             }
-            ConnectorKind::Merger(merger) => {
-                let norm = self.norm_of(&merger.norm, merger.eps, merger.rms_norm)?;
-                let mlp = PlainMlp { fc1: next(), fc2: next(), function: function(merger.activation) };
-                let (factor, norm_of_merged) = (merger.factor, merger.norm_of_merged);
-                Connector::Merger(Merger { factor, norm, norm_of_merged, mlp })
-            }
+            spec::Step::Function(pointwise) => Step::Function(function(*pointwise)),
+            spec::Step::Dropout(_) => Step::Dropout,
         })
     }
 }

@@ -41,7 +41,7 @@ impl VisionFiles {
         let world = vision.world.as_ref().filter(|_| encoded || projects);
         let world = world.map(|world| open_latents(&world.folder).map(Arc::new)).transpose()?;
         let projector = vision.world.iter().flat_map(|world| world.projector.linears());
-        let projector: Vec<_> = projector.map(|linear| (linear.name, linear.in_features)).collect();
+        let projector: Vec<_> = projector.map(|linear| (linear.name.clone(), linear.in_features)).collect();
         let mut stored = BTreeMap::new();
         for spec in vision.tensors() {
             let drawn = spec.name.starts_with(WORLD_PROJECTOR) && !projects;
@@ -50,7 +50,7 @@ impl VisionFiles {
             let name = files.map(|files| find(files, vision, &spec)).transpose()?;
             stored.insert(spec.name, name.flatten());
         }
-        let connector = vision.connector.linears().into_iter().map(|linear| (linear.name, linear.in_features));
+        let connector = vision.connector.linears().map(|linear| (linear.name.clone(), linear.in_features));
         let inputs = connector.chain(projector).collect();
         let initializer_range = vision.encoder.initializer_range;
         Ok(Some(Self { files, world, stored, inputs, initializer_range, seed }))

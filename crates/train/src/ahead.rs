@@ -9,7 +9,7 @@ use tunesmith_base::error::Result;
 use tunesmith_vision::Pixels;
 
 /// Bytes of pixels that wait for somebody. Each thread may add one picture more.
-const MOST_BYTES: usize = 256 << 20;
+pub(crate) const MOST_BYTES: usize = 256 << 20;
 
 /// Reads a picture by its name.
 pub(crate) type ReadPixels = Arc<dyn Fn(&str) -> Result<Arc<Pixels>> + Send + Sync>;

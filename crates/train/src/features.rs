@@ -11,6 +11,7 @@ use super::feature_maker::{EncoderSource, FeatureMaker};
 use super::model_source::{Described, ModelSource};
 use super::picture_identity::Identity;
 use super::run_pictures::Computed;
+use super::shown_pictures::ShownPictures;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, disk};
 use tunesmith_base::memory::human_bytes;
@@ -144,6 +145,20 @@ impl ModelSource {
     /// [`tunesmith_base::Kind::Config`]: features are asked for, but a part of the encoder is trained;
     /// [`tunesmith_base::Kind::Data`]: a picture cannot be read; those of the disk and the model's files.
     pub fn compute_features(
+        &mut self,
+        config: &Config,
+        dataset: &Dataset,
+        how: Compute,
+        observer: &dyn Observer,
+    ) -> Result<Option<KeptFeatures>> {
+        let kept = self.keep_features(config, dataset, how, observer)?;
+        if let (Some(vision), Some(pictures)) = (&self.model_arch.vision, &self.run_pictures) {
+            self.shown = ShownPictures::of_dataset(dataset, &config.train, vision, pictures)?;
+        }
+        Ok(kept)
+    }
+
+    fn keep_features(
         &mut self,
         config: &Config,
         dataset: &Dataset,

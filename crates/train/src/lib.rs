@@ -39,6 +39,7 @@ mod samples;
 mod save;
 mod session;
 mod setup;
+pub mod shown_pictures;
 pub mod signals;
 mod smaller_passes;
 pub mod step;

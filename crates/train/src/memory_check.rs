@@ -103,7 +103,10 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
         let fits = measurer.pass(tokens, checkpointing)?.fits();
         measurer.pass((tokens / 2).max(1), checkpointing)?;
         let line = Line::through(&measurer.passes);
+        let before = memory::live(Device::Cpu);
         let batch = measurer.worst(tokens)?;
+        // Its images are many numbers.
+        let read = if device == Device::Cpu { memory::live(device).saturating_sub(before) } else { 0 };
         drop(measurer);
         let pass = Pass { tokens: tokens as u64, longest: longest.min(tokens) as u64, labelled: tokens as u64 };
         let way = Way::plain(parallel.strategy);
@@ -128,7 +131,7 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
             let state = before.saturating_sub(loaded);
             memory::reset_peak(device);
             model.forward_backward(&batch, 1.0 / batch.label_tokens().max(1) as f32, 1.0, 0)?;
-            let activations = memory::peak(device).saturating_sub(before);
+            let activations = memory::peak(device).saturating_sub(before) + read;
             let done = attempt(&mut model, &mut optimizer, &Single, &mut sharing, &[batch], 1e-9, 1.0)?;
             let stepping = memory::peak(device).max(loading);
             if let Attempt::Done(_) = done {

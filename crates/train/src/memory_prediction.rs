@@ -3,7 +3,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::ahead;
 use crate::meta_engine::MetaEngine;
+use crate::shown_pictures::ShownPictures;
 use crate::trainable;
 use serde::Serialize;
 use tunesmith_base::error::Result;
@@ -41,6 +43,20 @@ const TOKEN: u64 = 700;
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: a module to train or to skip does not exist, or the optimizer has no such arguments.
 pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
+    job_showing(config, arch, stored, weights, None)
+}
+
+/// As [`job`], for rows that show images, where the model has an image encoder.
+///
+/// # Errors
+/// As [`job`].
+pub fn job_showing<'a>(
+    config: &Config,
+    arch: &'a Arch,
+    stored: Storage,
+    weights: Option<&WeightFiles>,
+    shown: Option<&ShownPictures>,
+) -> Result<Job<'a>> {
     let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trainable::tensors(config, arch, &placements)?;
     let threads = threads(config);
@@ -96,8 +112,13 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
         offloaded,
+        pictures: shown.map(|shown| shown.pictures),
         evaluation: None,
-        engine: Arc::new(MetaEngine::new(Arch { bitsandbytes, ..arch.clone() }, config)?),
+        engine: Arc::new(MetaEngine::new(
+            Arch { bitsandbytes, ..arch.clone() },
+            config,
+            shown.map(|shown| shown.pixels.clone()).unwrap_or_default(),
+        )?),
     })
 }
 
@@ -271,6 +292,9 @@ pub struct MemoryModel<'a> {
     weights: Option<&'a WeightFiles>,
     device: Device,
     evaluation: Option<Pass>,
+    shown: Option<&'a ShownPictures>,
+    /// Whether images of the next step are read while one computes.
+    reads_ahead: bool,
 }
 
 /// The kind of device whose memory is counted for a model that lies there.
@@ -284,7 +308,7 @@ pub const fn kind(device: device::Device) -> Device {
 impl<'a> MemoryModel<'a> {
     /// `weights` are the model's files; `None` for random weights. `on` is where it will be.
     pub const fn new(config: &'a Config, arch: &'a Arch, weights: Option<&'a WeightFiles>, on: device::Device) -> Self {
-        Self { config, arch, weights, device: kind(on), evaluation: None }
+        Self { config, arch, weights, device: kind(on), evaluation: None, shown: None, reads_ahead: false }
     }
 
     /// The same for a run whose validations make passes like `evaluation`.
@@ -293,15 +317,32 @@ impl<'a> MemoryModel<'a> {
         Self { evaluation, ..self }
     }
 
+    /// The same for rows that show images.
+    #[must_use]
+    pub const fn showing(self, shown: Option<&'a ShownPictures>) -> Self {
+        Self { shown, ..self }
+    }
+
+    /// The same for a run, which reads the images of its next step while one computes.
+    #[must_use]
+    pub(crate) const fn reading_ahead(self) -> Self {
+        Self { reads_ahead: true, ..self }
+    }
+
     /// Peak bytes of one of `ranks` ranks, part by part, with passes like `pass`: on the CPU with the tokenizer, on a GPU without
     /// CUDA's context, which the memory that is free there does not contain either.
     ///
     /// # Errors
     /// As [`job`].
     pub fn rank(&self, way: Way, checkpointing: Checkpointing, ranks: usize, pass: &Pass) -> Result<Breakdown> {
-        let mut job = job(self.config, self.arch, stored_in(self.weights, self.arch), self.weights)?;
+        let stored = stored_in(self.weights, self.arch);
+        let mut job = job_showing(self.config, self.arch, stored, self.weights, self.shown)?;
         (job.full, job.none) = blocks(checkpointing);
         job.companions = tokenizer(self.arch.vocab_size);
+        if let Some(pictures) = job.pictures.filter(|_| self.reads_ahead) {
+            let step = self.config.train.grad_accum.or(1) as u64 * pictures.read(pass);
+            job.companions += step.min(ahead::MOST_BYTES as u64);
+        }
         // A GPU's memory is predicted by the largest pass, as if all had a backward pass.
         let on_gpu = self.evaluation.filter(|_| self.device == Device::Gpu);
         let pass = on_gpu.as_ref().filter(|evaluation| evaluation.tokens > pass.tokens).unwrap_or(pass);

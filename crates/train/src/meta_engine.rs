@@ -1,5 +1,5 @@
 //! The engine where only counting is done: what a pass takes on the CPU and on a GPU, by which memory is predicted.
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::bitsandbytes::Bitsandbytes;
@@ -7,12 +7,15 @@ use tunesmith_config::{Config, Dtype, Quantization};
 use tunesmith_device::{CountedGpu, memory};
 use tunesmith_model::Model;
 use tunesmith_plan::memory::{Base, BufferCounts, CountBuffers, GpuHeld, GpuWalk, Storage, Walk, Walked as GpuBytes};
+use tunesmith_vision::Pixels;
 
 /// The engine on the meta device, and on GPUs that are not there.
 #[derive(Debug)]
 pub(crate) struct MetaEngine {
     arch: Arch,
     config: Config,
+    /// The image that rows show, for each encoder.
+    shown: Vec<Arc<Pixels>>,
     walked: Mutex<Walked>,
     on_gpu: Mutex<CountedPasses>,
 }
@@ -104,11 +107,11 @@ const fn from_parts(eighth: u64, quarter: u64) -> u64 {
 impl MetaEngine {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the files of an image encoder, which is opened now, do not fit it.
-    pub(crate) fn new(arch: Arch, config: &Config) -> Result<Self> {
+    pub(crate) fn new(arch: Arch, config: &Config, shown: Vec<Arc<Pixels>>) -> Result<Self> {
         let config = config.clone();
         let model = arch.vision.is_some().then(|| Model::on_meta(&arch, &config)).transpose()?;
         let walked = Mutex::new(Walked { model, ..Walked::default() });
-        Ok(Self { arch, config, walked, on_gpu: Mutex::default() })
+        Ok(Self { arch, config, shown, walked, on_gpu: Mutex::default() })
     }
 
     /// The model with these experts, its base held in that form.
@@ -127,7 +130,7 @@ impl MetaEngine {
     fn walk(&self, models: &mut Vec<OnGpu>, base: &Base, walk: &GpuWalk) -> GpuBytes {
         let experts = self.arch.experts.as_ref().map(|it| Experts { count: it.count, per_token: it.per_token });
         let mut of = |experts| {
-            let counted = self.model(models, base, experts).model.gpu_bytes(walk);
+            let counted = self.model(models, base, experts).model.gpu_bytes(walk, &self.shown);
             counted.expect("nothing is read, and no memory is taken")
         };
         if walk.uneven {
@@ -158,7 +161,7 @@ impl CountBuffers for MetaEngine {
         }
         let built = walked.model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
         let built = walked.model.insert(built.expect("what a job was made of can be built without values"));
-        let counts = built.buffer_counts(&walk).expect("nothing is read, and no memory is taken");
+        let counts = built.buffer_counts(&walk, &self.shown).expect("nothing is read, and no memory is taken");
         walked.passes.push((walk, counts.clone()));
         counts
     }
@@ -170,7 +173,7 @@ impl CountBuffers for MetaEngine {
         }
         let built = walked.model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
         let built = walked.model.insert(built.expect("what a job was made of can be built without values"));
-        let counts = built.forward_counts(walk).expect("nothing is read, and no memory is taken");
+        let counts = built.forward_counts(walk, &self.shown).expect("nothing is read, and no memory is taken");
         walked.forward.push((*walk, counts.clone()));
         counts
     }

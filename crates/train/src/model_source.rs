@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::adapter::{self, Start};
 use super::memory_prediction::{MemoryModel, OptimizerState};
 use super::run_pictures::RunPictures;
+use super::shown_pictures::ShownPictures;
 use super::vision::{self, Seer, Sight};
 use super::{classification_head, coefficient_limits, trainable};
 use tunesmith_base::error::{Error, Result};
@@ -77,6 +78,8 @@ pub struct ModelSource {
     pub pictures: Option<Arc<dyn Pictures>>,
     /// The reader behind `pictures`, in its own type.
     pub(super) run_pictures: Option<Arc<RunPictures>>,
+    /// The images of its rows, as predictions see them; known once [`ModelSource::compute_features`] was called.
+    pub(super) shown: Option<ShownPictures>,
     config: Config,
 }
 
@@ -217,6 +220,7 @@ impl Described {
             kept,
             pictures: sight.as_ref().map(Sight::pictures),
             run_pictures: sight.map(|sight| sight.run_pictures),
+            shown: None,
             config: config.clone(),
         };
         Ok((source, config))
@@ -246,6 +250,7 @@ impl ModelSource {
     /// Predicts the memory of this model.
     pub fn memory(&self) -> MemoryModel<'_> {
         MemoryModel::new(&self.config, &self.model_arch, self.weights.as_deref(), self.device)
+            .showing(self.shown.as_ref())
     }
 
     /// Reads tensors of the base model, with the adapters merged.

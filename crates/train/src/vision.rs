@@ -238,7 +238,7 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
 /// The size that pictures get: that of the processor, within the bounds of the configuration.
 fn size(config: &Config, processing: &Processing) -> Result<Size> {
     let (min, max) = (config.vision.min_pixels, config.vision.max_pixels);
-    let Size::Pixels { least, most, merge } = processing.size else {
+    let Size::Pixels { least, most, merge, patch } = processing.size else {
         return match [("min_pixels", min), ("max_pixels", max)].into_iter().find(|(_, pixels)| pixels.is_some()) {
             None => Ok(processing.size),
             Some((key, _)) => Err(Error::config(format!(
@@ -251,7 +251,7 @@ fn size(config: &Config, processing: &Processing) -> Result<Size> {
     let (least, most) = (min.map_or(least, |pixels| pixels as u64), max.map_or(most, |pixels| pixels as u64));
     // One bound alone moves the other one out of its way.
     let (least, most) = if min.is_some() { (least, most.max(least)) } else { (least.min(most), most) };
-    Ok(Size::Pixels { least, most, merge })
+    Ok(Size::Pixels { least, most, merge, patch })
 }
 
 /// The folder that names of pictures are relative to.

@@ -2,7 +2,7 @@
 use std::borrow::Cow;
 
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::vision::{Joined, Processing, Size};
+use tunesmith_config::vision::{Joined, PanAndScan, Processing, Size};
 
 use crate::any_res::{best_grid, within_grid};
 use crate::resize::resize;
@@ -34,6 +34,17 @@ pub struct Layout {
     pub joined: Option<Joined>,
     /// Sizes that the picture gets one after another, `(width, height)`.
     steps: Vec<(u32, u32)>,
+    /// Parts of the picture that follow it as tiles of their own.
+    crops: Vec<Crop>,
+}
+
+/// A part of a picture, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Crop {
+    x: u32,
+    y: u32,
+    width: u32,
+    height: u32,
 }
 
 impl Processor {
@@ -64,6 +75,7 @@ impl Processor {
         {
             return self.any_res(width, height, tile);
         }
+        let picture = (width, height);
         let (width, height) = if self.processing.square.is_some() {
             let longest = width.max(height);
             bounded((longest, longest))?;
@@ -101,15 +113,11 @@ impl Processor {
                 split = (columns * rows > 1).then_some((rows as usize, columns as usize));
             }
             Size::MostPatches { most, patch } => {
-                if patch != self.patch {
-                    return Err(Error::data(format!(
-                        "patches of {patch} pixels a side in preprocessor_config.json, {} in config.json",
-                        self.patch
-                    )));
-                }
+                self.check_patch(patch)?;
                 steps.push(most_patches(width, height, patch, most));
             }
-            Size::Pixels { least, most, merge } => {
+            Size::Pixels { least, most, merge, patch } => {
+                self.check_patch(patch)?;
                 steps.push(within(width, height, u64::from(self.patch) * u64::from(merge), [least, most])?);
             }
         }
@@ -133,8 +141,22 @@ impl Processor {
             let patch = self.patch;
             return Err(Error::data(format!("the image has {width} x {height} pixels, a patch {patch} x {patch}")));
         }
-        let tiles = vec![tile; split.map_or(1, |(rows, columns)| rows * columns + 1)];
-        Ok(Layout { tiles, split, joined: None, steps })
+        let crops = match &self.processing.pan_and_scan {
+            Some(rule) => crops(picture, rule)?,
+            None => Vec::new(),
+        };
+        let tiles = vec![tile; split.map_or(1, |(rows, columns)| rows * columns + 1) + crops.len()];
+        Ok(Layout { tiles, split, joined: None, steps, crops })
+    }
+
+    /// Refuses patches of another side than the encoder's.
+    fn check_patch(&self, patch: u32) -> Result<()> {
+        if patch == self.patch {
+            return Ok(());
+        }
+        let own = self.patch;
+        Err(Error::data(format!("patches of {patch} pixels a side in preprocessor_config.json, {own} in config.json"))
+            .hint("both files must belong to one model"))
     }
 
     /// A picture as a whole, and then its tiles of so many pixels a side.
@@ -159,7 +181,7 @@ impl Processor {
         })?;
         let tiles = vec![Tile { rows: side, columns: side }; split[0] * split[1] + 1];
         let steps = vec![within_grid(width, height, grid)];
-        Ok(Layout { tiles, split: Some((split[0], split[1])), joined: Some(joined), steps })
+        Ok(Layout { tiles, split: Some((split[0], split[1])), joined: Some(joined), steps, crops: Vec::new() })
     }
 
     fn any_res_pixels(&self, picture: &Picture, layout: Layout, tile: u32) -> Pixels {
@@ -215,6 +237,13 @@ impl Processor {
             current = Cow::Owned(resize(whole, wide, tall, resample, backend).into_owned());
         }
         self.unfold(&current, (0, 0), layout.tiles[0], &mut patches);
+        for crop in &layout.crops {
+            let mut part = cropped(picture, *crop);
+            for &(width, height) in &layout.steps {
+                part = resize(&part, width, height, resample, backend).into_owned();
+            }
+            self.unfold(&part, (0, 0), layout.tiles[0], &mut patches);
+        }
         Ok(Pixels { patches, tiles: layout.tiles, joined: None, world: false })
     }
 
@@ -347,6 +376,39 @@ fn canvas((width, height): (u32, u32), [tall, wide]: [u32; 2], [least, most]: [u
         }
     }
     best
+}
+
+/// The crops of a picture of this size, `pan_and_scan` of `transformers.models.gemma3.image_processing_gemma3`; none if it is not
+/// oblong, or too small.
+fn crops((width, height): (u32, u32), rule: &PanAndScan) -> Result<Vec<Crop>> {
+    let (long, short) = (width.max(height), width.min(height));
+    let ratio = f64::from(long) / f64::from(short);
+    if ratio < rule.min_ratio_to_activate {
+        return Ok(Vec::new());
+    }
+    let near = (ratio + 0.5).floor().min(f64::from(long / rule.min_crop_size)) as u32;
+    let count = near.max(2).min(rule.max_num_crops);
+    let side = long.div_ceil(count);
+    if side.min(short) < rule.min_crop_size {
+        return Ok(Vec::new());
+    }
+    // The last one ends with the picture.
+    let crop = |at: u32| match long.checked_sub(at * side).filter(|rest| *rest > 0) {
+        Some(rest) if width >= height => Ok(Crop { x: at * side, y: 0, width: side.min(rest), height }),
+        Some(rest) => Ok(Crop { x: 0, y: at * side, width, height: side.min(rest) }),
+        None => Err(Error::data(format!("the image has {width} x {height} pixels, too few for {count} crops"))
+            .hint("raise pan_and_scan_min_crop_size in preprocessor_config.json")),
+    };
+    (0..count).map(crop).collect()
+}
+
+/// A part of a picture.
+fn cropped(picture: &Picture, Crop { x, y, width, height }: Crop) -> Picture {
+    let line = |row: u32| {
+        let start = (row as usize * picture.width as usize + x as usize) * 3;
+        &picture.rgb[start..start + width as usize * 3]
+    };
+    Picture { width, height, rgb: (y..y + height).flat_map(line).copied().collect() }
 }
 
 /// The size at which the longer side is `longest`, and the shorter one in proportion and even.

@@ -81,7 +81,7 @@ fn sample(dir: &Path) -> Result<Vec<f64>, Error> {
     Ok(vec![at(1, 5), at(1, 77), at(0, 140)])
 }
 
-fn changed(config: &Value, key: &str, value: &Value) -> Value {
+pub fn changed(config: &Value, key: &str, value: &Value) -> Value {
     let mut config = config.clone();
     // Keys of other classes.
     if key == "*" {
@@ -100,11 +100,11 @@ fn changed(config: &Value, key: &str, value: &Value) -> Value {
     config
 }
 
-fn numbers(found: &Value) -> Vec<f64> {
+pub fn numbers(found: &Value) -> Vec<f64> {
     found.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
 }
 
-fn are_near(found: &[f64], expected: &[f64]) -> bool {
+pub fn are_near(found: &[f64], expected: &[f64]) -> bool {
     let largest = expected.iter().fold(1.0_f64, |most, number| most.max(number.abs()));
     found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= LIMIT * largest)
 }

@@ -56,6 +56,13 @@ fn pixels(shape: &[usize], values: &[f32], frames: usize) -> Arc<Pixels> {
     Arc::new(Pixels { patches, tiles: vec![tile], joined: None, world: false })
 }
 
+/// The first picture of an encoder's golden.
+pub fn picture_of_encoder(name: &str) -> Arc<Pixels> {
+    let (shape, values) = &tensors(&golden(name).join("features.safetensors"))["pixel_values"];
+    let of_one: usize = shape[1..].iter().product();
+    pixels(&shape[1..], &values[..of_one], 1)
+}
+
 /// Tiles `[tiles, channels, height, width]` of a picture of so many pixels down and across.
 fn tiles(shape: &[usize], values: &[f32], joined: Option<Joined>) -> Arc<Pixels> {
     let of_one: usize = shape[1..].iter().product();

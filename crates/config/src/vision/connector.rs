@@ -1,85 +1,60 @@
-//! A connector: from an encoder's rows to rows of the decoder.
+//! A connector: from an encoder's rows to rows of the decoder. It is a sequence of steps, from which its shapes, the names of its
+//! tensors, and both passes follow. The kinds are in [`super::connectors`].
 use super::encoder::Pointwise;
+use crate::tensor_specs::LinearSpec;
 
-/// A connector, its sizes and the names of its modules in the whole model.
+/// A connector: its steps, its sizes, and whether it has weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Connector {
+    /// The name of its kind, for people.
+    pub kind: &'static str,
     /// Features of a row that the encoder gives.
     pub encoder_size: usize,
     /// Features of a row of the decoder: its `hidden_size`.
     pub decoder_size: usize,
-    /// The modules that it computes, with their names and settings.
-    pub kind: ConnectorKind,
+    /// What it computes, in order.
+    pub steps: Vec<Step>,
     /// Whether the checkpoint has its weights; else they are drawn from the seed.
     pub stored: bool,
 }
 
-/// The form of a connector: its modules, from an encoder's rows to rows of the decoder.
+/// A step of a connector, on activations `[rows, features]`. Names are those of the whole model.
 #[derive(Debug, Clone, PartialEq)]
-pub enum ConnectorKind {
-    /// One linear module, `[decoder_size, encoder_size]`.
-    Linear {
-        /// The module's name in the whole model.
+pub enum Step {
+    /// The patches of a square of so many a side become one row: their features side by side, row by row.
+    SideBySide(usize),
+    /// The patches of a square of so many a side become one row: their mean.
+    Mean(usize),
+    /// An `RMSNorm`, or a `LayerNorm` if it has a bias.
+    Norm(Norm),
+    /// A linear module, whose weight is `[out_features, in_features]`.
+    Linear(LinearSpec),
+    /// A product with a tensor `[in, out]` that is no module's weight.
+    Matrix {
+        /// The tensor's name.
         name: String,
-        /// Whether it adds a bias.
-        bias: bool,
+        /// Features of its input and of its output.
+        shape: [usize; 2],
     },
-    /// Linear, activation, dropout, linear.
-    Mlp {
-        /// Names of the two linear modules in the whole model.
-        names: [String; 2],
-        /// Features between the two linear modules.
-        hidden_size: usize,
-        /// The activation between the two linear modules.
-        activation: Pointwise,
-        /// Whether they add a bias.
-        bias: bool,
-        /// The share of the activation's outputs that is zeroed in training.
-        dropout: f64,
-    },
-    /// `factor x factor` neighbouring patches side by side, then a linear module without bias: Idefics 3, `SmolVLM`.
-    PixelShuffle {
-        /// The linear module's name in the whole model.
-        name: String,
-        /// Patches of a side that become one row.
-        factor: usize,
-    },
-    /// The mean of `kernel x kernel` neighbouring patches, an `RMSNorm` whose weights count from 1, then a product with a matrix
-    /// `[encoder_size, decoder_size]`: Gemma 3.
-    AveragePool {
-        /// Patches of a side that become one row.
-        kernel: usize,
-        /// The norm's name in the whole model.
-        norm: String,
-        /// Added to the mean square in the norm.
-        eps: f64,
-        /// The name of the matrix's tensor, `[encoder_size, decoder_size]`.
-        projection: String,
-    },
-    /// `factor x factor` neighbouring patches side by side, with a norm before or after, then linear, activation, linear: the
-    /// mergers of Qwen-VL, the projector of `InternVL`.
-    Merger(Merger),
+    /// A function of each number.
+    Function(Pointwise),
+    /// Zeroes this share of the numbers in training. A connector has at most one.
+    Dropout(f64),
 }
 
-/// A norm and two linear modules over neighbouring patches side by side ([`ConnectorKind::Merger`]).
+/// A norm over the features of a row.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Merger {
-    /// Patches of a side that become one row.
-    pub factor: usize,
-    /// The norm's name in the whole model.
-    pub norm: String,
-    /// Whether the norm is over the patches side by side, and not over each.
-    pub norm_of_merged: bool,
-    /// Whether it is an `RMSNorm`, without a bias.
-    pub rms_norm: bool,
-    /// Added to the variance in the norm.
+pub struct Norm {
+    /// The module's name.
+    pub name: String,
+    /// Features of a row.
+    pub size: usize,
+    /// Added to the variance, or to the mean square.
     pub eps: f64,
-    /// Names of the two linear modules in the whole model.
-    pub names: [String; 2],
-    /// Features between the two linear modules.
-    pub hidden_size: usize,
-    /// The activation between the two linear modules.
-    pub activation: Pointwise,
+    /// Whether it is an `RMSNorm`, without a bias.
+    pub rms: bool,
+    /// Added to the weights of an `RMSNorm`: 1 for Gemma, else 0.
+    pub offset: f32,
 }
 
 /// The connector of an encoder and a decoder that come from two checkpoints.
@@ -93,27 +68,43 @@ pub struct Pairing {
     pub dropout: f64,
 }
 
+impl Step {
+    /// A linear module from so many features to so many.
+    pub(super) const fn linear(name: String, [in_features, out_features]: [usize; 2], bias: bool) -> Self {
+        Self::Linear(LinearSpec { name, out_features, in_features, bias, layer: None })
+    }
+}
+
 impl Connector {
     /// Patches of a side that become one row.
-    pub const fn side(&self) -> usize {
-        match &self.kind {
-            ConnectorKind::Linear { .. } | ConnectorKind::Mlp { .. } => 1,
-            ConnectorKind::PixelShuffle { factor, .. } => *factor,
-            ConnectorKind::AveragePool { kernel, .. } => *kernel,
-            ConnectorKind::Merger(merger) => merger.factor,
-        }
+    pub fn side(&self) -> usize {
+        let side = |step: &Step| match step {
+            Step::SideBySide(side) | Step::Mean(side) => *side,
+            _ => 1,
+        };
+        self.steps.iter().map(side).product()
     }
 
     /// The share of values between its modules that is zeroed in training.
-    pub const fn dropout(&self) -> f64 {
-        match self.kind {
-            ConnectorKind::Mlp { dropout, .. } => dropout,
-            _ => 0.0,
-        }
+    pub fn dropout(&self) -> f64 {
+        let share = |step: &Step| if let Step::Dropout(share) = step { Some(*share) } else { None };
+        self.steps.iter().find_map(share).unwrap_or(0.0)
+    }
+
+    /// Its linear modules, in order.
+    pub fn linears(&self) -> impl Iterator<Item = &LinearSpec> {
+        self.steps.iter().filter_map(|step| if let Step::Linear(linear) = step { Some(linear) } else { None })
+    }
+
+    /// Features between its two linear modules; `None` if it has no two.
+    pub fn hidden_size(&self) -> Option<usize> {
+        let mut linears = self.linears();
+        let first = linears.next()?;
+        linears.next().map(|_| first.out_features)
     }
 
     /// Rows of a tile of `rows` x `columns` patches, of which `prefix` other tokens are kept too.
-    pub(super) const fn rows(&self, rows: usize, columns: usize, prefix: usize) -> usize {
+    pub(super) fn rows(&self, rows: usize, columns: usize, prefix: usize) -> usize {
         let side = self.side();
         if side == 1 { rows * columns + prefix } else { (rows / side) * (columns / side) }
     }

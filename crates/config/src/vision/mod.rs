@@ -7,6 +7,7 @@
 //! ([`VisionArch::stored_names`]).
 mod chat;
 mod connector;
+mod connectors;
 mod encoder;
 mod families;
 mod joined;
@@ -22,14 +23,15 @@ use tunesmith_base::error::Result;
 use tunesmith_base::words::count;
 
 pub use chat::{ChatForm, ChatImages};
-pub use connector::{Connector, ConnectorKind, Merger, Pairing};
+pub use connector::{Connector, Norm, Pairing, Step};
+pub use connectors::{CONNECTORS, ConnectorFamily};
 pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
 pub use families::{ENCODERS, EncoderFamily};
 pub use joined::{AnyRes, Joined, Taps};
 pub use latents::{
     Convolution, LatentEncoder, LatentLayer, LatentNorm, LatentNormKind, Residual, SpatialAttention, WORLD_ENCODER,
 };
-pub use processing::{Backend, Processing, Resample, Size};
+pub use processing::{Backend, PanAndScan, Processing, Resample, Size};
 pub use world::{WORLD_PROJECTOR, WORLD_SETTINGS, WORLD_TOKENS, WORLD_WEIGHTS, World, WorldSettings};
 
 /// What a folder has that holds both parts of a pair, beside the files of the text model: `vision_config`, `connector_hidden_size`,
@@ -186,13 +188,7 @@ impl VisionArch {
             (false, 0, false) => "with adapters".to_owned(),
             (false, blocks, _) => format!("the last {} trained", count(*blocks, "block")),
         };
-        let kind = match &self.connector.kind {
-            ConnectorKind::Linear { .. } => "linear",
-            ConnectorKind::Mlp { .. } => "MLP",
-            ConnectorKind::PixelShuffle { .. } => "pixel shuffle",
-            ConnectorKind::AveragePool { .. } => "average pool",
-            ConnectorKind::Merger(_) => "merger",
-        };
+        let kind = self.connector.kind;
         let connector = if *connector { "trained" } else { "frozen" };
         format!("{}, {encoder} · {kind} connector, {connector}", self.encoder.family)
     }

@@ -4,8 +4,9 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::chat::{ChatForm, ChatImages};
-use super::connector::{Connector, ConnectorKind, Merger, Pairing};
-use super::encoder::{Encoder, Feature, Pointwise};
+use super::connector::{Connector, Pairing};
+use super::connectors;
+use super::encoder::{Encoder, Feature};
 use super::families::{ENCODERS, EncoderFamily};
 use super::joined::{self, AnyRes};
 use super::{Deepstack, Mrope, VisionArch, VisionTraining};
@@ -16,8 +17,6 @@ use tunesmith_base::error::{Error, Result};
 const TOWER: &str = "model.vision_tower.";
 /// Keys of the token that stands for a row of a picture.
 const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
-/// And its connector.
-const PROJECTOR: &str = "model.multi_modal_projector.";
 
 /// The models below, for messages.
 const SEEING: &str =
@@ -31,16 +30,6 @@ fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     Source::parse(&text, path)
 }
 
-/// The object under `key`.
-fn inner<'a>(source: &Source<'a>, key: &str) -> Result<Source<'a>> {
-    match source.get(key) {
-        Some(Value::Object(map)) => {
-            Ok(Source { origin: source.origin, map: map.clone(), prefix: format!("{}{key}.", source.prefix) })
-        }
-        _ => Err(source.mismatch(key, "an object that describes the image encoder")),
-    }
-}
-
 /// The encoder that `source` describes; `class` is taken where that does not say which it is.
 fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
     let kind = source.text("model_type")?.or(class).unwrap_or_default().to_owned();
@@ -51,6 +40,9 @@ fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
             .not_yet(format!("{}model_type {kind:?}, an image encoder", source.prefix))
             .hint(format!("image encoders in this version: {}", known.join(", ")))
     })?;
+    // The whole model's name may stand for that of its encoder.
+    let first = family.model_types[0];
+    source.check_types(if first.contains("vision") && !kind.contains("vision") { first } else { &kind })?;
     (family.read)(source)
 }
 
@@ -65,14 +57,14 @@ fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) 
 }
 
 fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let encoder = encoder(&inner(source, "vision_config")?, Some("clip_vision_model"))?;
+    let encoder = encoder(&source.part("vision_config")?, Some("clip_vision_model"))?;
     let token = token(source, &IMAGE, 32_000)?;
     let chat = Some(ChatImages { token, form: ChatForm::Bare });
     Ok(VisionArch { chat, ..llava_with(source, encoder, (-2, "default"), decoder_size)? })
 }
 
 fn llava_onevision(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let mut vision = inner(source, "vision_config")?;
+    let mut vision = source.part("vision_config")?;
     let defaults = [
         ("hidden_size", 1152),
         ("intermediate_size", 4304),
@@ -121,67 +113,47 @@ fn llava_with(
         "full" => false,
         _ => return Err(source.mismatch("vision_feature_select_strategy", "\"default\" or \"full\"")),
     };
-    let name = source.text("projector_hidden_act")?.unwrap_or("gelu");
-    let activation = Pointwise::parse(name).ok_or_else(|| source.not_yet(format!("projector_hidden_act {name:?}")))?;
-    let kind = ConnectorKind::Mlp {
-        names: ["linear_1", "linear_2"].map(|name| format!("{PROJECTOR}{name}")),
-        hidden_size: decoder_size,
-        activation,
-        bias: source.flag("multimodal_projector_bias", true)?,
-        dropout: 0.0,
-    };
-    Ok(whole(encoder, kind, decoder_size))
+    whole(source, encoder, decoder_size)
 }
 
 fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let mut encoder = encoder(&inner(source, "vision_config")?, Some("siglip_vision_model"))?;
+    let mut encoder = encoder(&source.part("vision_config")?, Some("siglip_vision_model"))?;
     TOWER.clone_into(&mut encoder.prefix);
-    let tokens = source.size("mm_tokens_per_image", Some(256))?;
-    let side = tokens.isqrt();
-    let patches = encoder.grid[0];
-    if side * side != tokens || side == 0 || !patches.is_multiple_of(side) {
-        return Err(source.mismatch("mm_tokens_per_image", &format!("the square of a divisor of {patches}")));
-    }
-    let kind = ConnectorKind::AveragePool {
-        kernel: patches / side,
-        norm: format!("{PROJECTOR}mm_soft_emb_norm"),
-        eps: encoder.norm_eps,
-        projection: format!("{PROJECTOR}mm_input_projection_weight"),
-    };
     let begin = token(source, &["boi_token_id", "boi_token_index"], 255_999)?;
     let end = token(source, &["eoi_token_id", "eoi_token_index"], 256_000)?;
     let chat = ChatImages { token: token(source, &IMAGE, 262_144)?, form: ChatForm::Gemma3 { begin, end } };
-    Ok(VisionArch { chat: Some(chat), bidirectional: true, ..whole(encoder, kind, decoder_size) })
+    Ok(VisionArch { chat: Some(chat), bidirectional: true, ..whole(source, encoder, decoder_size)? })
 }
 
 fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let mut encoder = encoder(&inner(source, "vision_config")?, Some("idefics3_vision"))?;
+    let mut encoder = encoder(&source.part("vision_config")?, Some("idefics3_vision"))?;
     "model.vision_model.".clone_into(&mut encoder.prefix);
-    let factor = source.size_up_to("scale_factor", Some(2), 64)?;
-    if !encoder.grid[0].is_multiple_of(factor) {
-        return Err(source.mismatch("scale_factor", &format!("a divisor of {} patches a side", encoder.grid[0])));
-    }
-    let kind = ConnectorKind::PixelShuffle { name: "model.connector.modality_projection.proj".to_owned(), factor };
     let chat = Some(ChatImages { token: token(source, &IMAGE, 128_257)?, form: ChatForm::Idefics3 });
-    Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
+    Ok(VisionArch { chat, ..whole(source, encoder, decoder_size)? })
 }
 
 fn paligemma(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let mut vision = inner(source, "vision_config")?;
+    let mut vision = source.part("vision_config")?;
     let defaults =
         [("hidden_size", 1152), ("intermediate_size", 4096), ("num_hidden_layers", 27), ("num_attention_heads", 16)];
-    for (key, size) in defaults.into_iter().chain([("patch_size", 14)]) {
-        vision.map.entry(key).or_insert_with(|| size.into());
+    // Those of the whole; an encoder that is described has its own class's.
+    if vision.map.is_empty() {
+        vision
+            .map
+            .extend(defaults.into_iter().chain([("patch_size", 14)]).map(|(key, size)| (key.to_owned(), size.into())));
+    }
+    let projected = source.size("projection_dim", Some(2048))?;
+    if projected != decoder_size {
+        return Err(source.mismatch("projection_dim", &format!("the width of the language model, {decoder_size}")));
     }
     let mut encoder = encoder(&vision, Some("siglip_vision_model"))?;
     TOWER.clone_into(&mut encoder.prefix);
-    let kind = ConnectorKind::Linear { name: format!("{PROJECTOR}linear"), bias: true };
     let chat = Some(ChatImages { token: token(source, &IMAGE, 256_000)?, form: ChatForm::Bare });
-    Ok(VisionArch { prefix: true, chat, ..whole(encoder, kind, decoder_size) })
+    Ok(VisionArch { prefix: true, chat, ..whole(source, encoder, decoder_size)? })
 }
 
 fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let mut encoder = encoder(&inner(source, "vision_config")?, Some("internvl_vision"))?;
+    let mut encoder = encoder(&source.part("vision_config")?, Some("internvl_vision"))?;
     TOWER.clone_into(&mut encoder.prefix);
     let key = "vision_feature_layer";
     match source.get(key).map(|value| value.as_i64().ok_or_else(|| source.mismatch(key, "a whole number"))) {
@@ -191,76 +163,45 @@ fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     if !matches!(source.text("vision_feature_select_strategy")?, None | Some("default")) {
         return Err(source.mismatch("vision_feature_select_strategy", "\"default\""));
     }
-    let ratio = source.positive("downsample_ratio", 0.5)?;
-    let factor = (1.0 / ratio) as usize;
-    if !(1..=64).contains(&factor) || !encoder.grid[0].is_multiple_of(factor) {
-        let expected = format!("one over a divisor of {} patches a side", encoder.grid[0]);
-        return Err(source.mismatch("downsample_ratio", &expected));
-    }
-    let name = source.text("projector_hidden_act")?.unwrap_or("gelu");
-    let activation = Pointwise::parse(name).ok_or_else(|| source.not_yet(format!("projector_hidden_act {name:?}")))?;
-    let kind = ConnectorKind::Merger(Merger {
-        factor,
-        norm: format!("{PROJECTOR}layer_norm"),
-        norm_of_merged: true,
-        rms_norm: false,
-        eps: 1e-5,
-        names: ["linear_1", "linear_2"].map(|name| format!("{PROJECTOR}{name}")),
-        hidden_size: decoder_size,
-        activation,
-    });
     let chat = Some(ChatImages { token: token(source, &IMAGE, 151_667)?, form: ChatForm::InternVl });
-    Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
+    Ok(VisionArch { chat, ..whole(source, encoder, decoder_size)? })
 }
 
 /// Qwen's models from the second on.
 fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<VisionArch> {
-    let vision = inner(source, "vision_config")?;
+    let vision = source.part("vision_config")?;
     let mut encoder = encoder(&vision, Some(kind))?;
     "model.visual.".clone_into(&mut encoder.prefix);
-    let factor = vision.size_up_to("spatial_merge_size", Some(2), 64)?;
     let third = kind == "qwen3_vl";
-    let merger = |module: &str, names: [&str; 3], norm_of_merged: bool| {
-        let [norm, first, second] = names.map(|name| encoder.name(&format!("{module}.{name}")));
-        ConnectorKind::Merger(Merger {
-            factor,
-            norm,
-            norm_of_merged,
-            rms_norm: encoder.rms_norm,
-            eps: 1e-6,
-            names: [first, second],
-            hidden_size: encoder.hidden_size * factor * factor,
-            activation: Pointwise::Gelu,
-        })
-    };
-    let names = if third { ["norm", "linear_fc1", "linear_fc2"] } else { ["ln_q", "mlp.0", "mlp.2"] };
-    let kind = merger("merger", names, false);
+    let key = if kind == "qwen2_vl" { "hidden_size" } else { "out_hidden_size" };
+    if vision.size(key, Some(3584))? != decoder_size {
+        return Err(vision.mismatch(key, &format!("the width of the language model, {decoder_size}")));
+    }
     let inner_blocks = if third { vision.indexes("deepstack_visual_indexes", &[8, 16, 24])? } else { Vec::new() };
     let rising = inner_blocks.windows(2).all(|pair| pair[0] < pair[1]);
     if !rising || inner_blocks.last().is_some_and(|&last| last >= encoder.num_hidden_layers) {
         let expected = format!("rising numbers of blocks below {}", encoder.num_hidden_layers);
         return Err(vision.mismatch("deepstack_visual_indexes", &expected));
     }
-    let encoder_size = encoder.hidden_size;
     let deep = |(place, block)| {
-        let kind = merger(&format!("deepstack_merger_list.{place}"), names, true);
-        Deepstack { block, connector: Connector { encoder_size, decoder_size, kind, stored: true } }
+        let connector = connectors::deepstack(source, &encoder, place, decoder_size)?;
+        Ok(Deepstack { block, connector })
     };
-    let deepstack = inner_blocks.into_iter().enumerate().map(deep).collect();
+    let deepstack = inner_blocks.into_iter().enumerate().map(deep).collect::<Result<_>>()?;
     let sections = sections(source, if third { [24, 20, 20] } else { [16, 24, 24] })?;
     let mrope = Some(Mrope { sections, interleaved: third });
     let chat = Some(ChatImages { token: token(source, &IMAGE, 151_655)?, form: ChatForm::Bare });
-    Ok(VisionArch { deepstack, mrope, chat, ..whole(encoder, kind, decoder_size) })
+    Ok(VisionArch { deepstack, mrope, chat, ..whole(source, encoder, decoder_size)? })
 }
 
 /// `mrope_section` of the language model.
 fn sections(source: &Source<'_>, default: [usize; 3]) -> Result<[usize; 3]> {
-    let text = if source.has("text_config") { &inner(source, "text_config")? } else { source };
+    let text = if source.has("text_config") { &source.part("text_config")? } else { source };
     let key = if text.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
     if !text.has(key) {
         return Ok(default);
     }
-    let found = inner(text, key)?.indexes("mrope_section", &default)?;
+    let found = text.part(key)?.indexes("mrope_section", &default)?;
     found.try_into().map_err(|_| text.mismatch(&format!("{key}.mrope_section"), "three numbers of frequencies"))
 }
 
@@ -275,8 +216,13 @@ fn token(source: &Source<'_>, keys: &[&str], default: u32) -> Result<u32> {
     }
 }
 
-fn whole(encoder: Encoder, kind: ConnectorKind, decoder_size: usize) -> VisionArch {
-    let connector = Connector { encoder_size: encoder.hidden_size, decoder_size, kind, stored: true };
+/// A composite checkpoint's encoder with its connector.
+fn whole(source: &Source<'_>, encoder: Encoder, decoder_size: usize) -> Result<VisionArch> {
+    let connector = connectors::of_model(source, &encoder, decoder_size)?;
+    Ok(joined(encoder, connector))
+}
+
+fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
     let training = VisionTraining::default();
     VisionArch {
         encoder,
@@ -327,7 +273,7 @@ fn merged_pair(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         Some(_) => Some(source.size("connector_hidden_size", None)?),
     };
     let pairing = Pairing { hidden_size, feature_layer: optional("feature_layer")?, dropout: 0.0 };
-    let mut vision = paired(&inner(&source, "vision_config")?, &pairing, decoder_size)?;
+    let mut vision = paired(&source.part("vision_config")?, &pairing, decoder_size)?;
     vision.connector.stored = true;
     vision.folder = Some(dir.join(super::PAIR_WEIGHTS));
     if optional("image_token_id")?.is_some() {
@@ -356,7 +302,7 @@ fn encoder_part(source: Source<'_>) -> Result<Source<'_>> {
     Ok(match ENCODERS.iter().find(|family| family.wholes.contains(&kind)) {
         Some(family) => {
             let mut part = if source.has("vision_config") {
-                inner(&source, "vision_config")?
+                source.part("vision_config")?
             } else {
                 Source { origin: source.origin, map: Map::new(), prefix: "vision_config.".into() }
             };
@@ -373,17 +319,6 @@ fn paired(part: &Source<'_>, pairing: &Pairing, decoder_size: usize) -> Result<V
     if let Some(index) = pairing.feature_layer {
         encoder.feature = feature_layer(part, "num_hidden_layers", index, &encoder)?;
     }
-    let kind = match pairing.hidden_size {
-        None => ConnectorKind::Linear { name: format!("{PROJECTOR}linear"), bias: true },
-        Some(hidden_size) => ConnectorKind::Mlp {
-            names: ["linear_1", "linear_2"].map(|name| format!("{PROJECTOR}{name}")),
-            hidden_size,
-            activation: Pointwise::Gelu,
-            bias: true,
-            dropout: pairing.dropout,
-        },
-    };
-    let mut paired = whole(encoder, kind, decoder_size);
-    paired.connector.stored = false;
-    Ok(paired)
+    let connector = connectors::of_pair(pairing, encoder.hidden_size, decoder_size);
+    Ok(joined(encoder, connector))
 }

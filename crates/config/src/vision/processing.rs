@@ -20,7 +20,9 @@ pub struct Processing {
     pub class: &'static str,
     /// The picture is first put on a square of this color.
     pub square: Option<[u8; 3]>,
-    /// The size that it gets.
+    /// Whether an oblong picture is also cut into crops, which follow the whole (Gemma 3).
+    pub pan_and_scan: Option<PanAndScan>,
+    /// The size that it gets, and each crop.
     pub size: Size,
     /// The filter that weighs pixels when a picture is resized.
     pub resample: Resample,
@@ -38,6 +40,18 @@ pub struct Processing {
     pub grids: Vec<[u32; 2]>,
     /// How often each channel of a patch stands in it, one after the other: a picture is a video of so many equal frames (Qwen-VL).
     pub frames: usize,
+}
+
+/// Crops of an oblong picture, side by side along its longer side: `pan_and_scan` of
+/// `transformers.models.gemma3.image_processing_gemma3`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PanAndScan {
+    /// A picture whose crops would have a shorter side is not cut.
+    pub min_crop_size: u32,
+    /// The most crops of a picture.
+    pub max_num_crops: u32,
+    /// A picture is cut from this ratio of its sides on.
+    pub min_ratio_to_activate: f64,
 }
 
 /// The size that a picture gets.
@@ -92,6 +106,8 @@ pub enum Size {
         most: u64,
         /// Patches of a side that become one row of the decoder.
         merge: u32,
+        /// The side of a patch in pixels.
+        patch: u32,
     },
 }
 
@@ -194,7 +210,7 @@ const CLASSES: &[Class] = &[
     Class {
         name: "Qwen2VLImageProcessor",
         older: "",
-        size: Size::Pixels { least: 56 * 56, most: 28 * 28 * 1280, merge: 2 },
+        size: Size::Pixels { least: 56 * 56, most: 28 * 28 * 1280, merge: 2, patch: 14 },
         resample: Resample::Bicubic,
         crops: false,
         normal: OPENAI,
@@ -241,19 +257,62 @@ impl Processing {
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join("preprocessor_config.json");
         if let Some(text) = read_text(&path)? {
-            return read(&Source::parse(&text, &path)?.without_nulls());
+            return read(&nulls(Source::parse(&text, &path)?)?);
         }
         let path = dir.join("processor_config.json");
         if let Some(text) = read_text(&path)? {
             let whole = Source::parse(&text, &path)?;
             if let Some(Value::Object(map)) = whole.get("image_processor") {
                 let prefix = "image_processor.".to_owned();
-                return read(&Source { origin: &path, map: map.clone(), prefix }.without_nulls());
+                return read(&nulls(Source { origin: &path, map: map.clone(), prefix })?);
             }
         }
         Err(Error::model(format!("{} has no preprocessor_config.json", dir.display()))
             .hint("copy it from the image encoder's repository: it says how images are resized and normalised"))
     }
+}
+
+/// Keys without which an image processor does not compute if they are null: the step that reads each, if there is a switch for it, and the
+/// beginnings of the classes that do; of all without one.
+const NEEDED: [(&str, Option<&str>, &[&str]); 11] = [
+    (
+        "size",
+        Some("do_resize"),
+        &["Bit", "CLIP", "Gemma3", "GotOcr2", "Idefics3", "Llava", "SiglipI", "SmolVLM", "ViT"],
+    ),
+    ("resample", Some("do_resize"), &[]),
+    ("rescale_factor", Some("do_rescale"), &[]),
+    ("image_mean", Some("do_normalize"), &[]),
+    ("image_std", Some("do_normalize"), &[]),
+    ("max_image_size", None, &["Idefics3", "SmolVLM"]),
+    ("image_grid_pinpoints", None, &["LlavaOnevision"]),
+    ("merge_size", None, &["Qwen2VL"]),
+    ("temporal_patch_size", None, &["Qwen2VL"]),
+    ("patch_size", None, &["Qwen2VL", "Siglip2"]),
+    ("max_num_patches", None, &["Siglip2"]),
+];
+
+/// What nulls mean: a step that is null is left out; another key counts as absent, unless the class needs it.
+fn nulls(mut source: Source<'_>) -> Result<Source<'_>> {
+    let class = source.text("image_processor_type").ok().flatten().unwrap_or_default().to_owned();
+    for (key, step, classes) in NEEDED {
+        let reads = classes.is_empty() || classes.iter().any(|begin| class.starts_with(begin));
+        let runs = step.is_none_or(|step| !source.is_null(step) && source.get(step) != Some(&Value::Bool(false)));
+        // Crops are resized in any case.
+        let runs = runs || key == "size" && source.get("do_pan_and_scan") == Some(&Value::Bool(true));
+        if source.is_null(key) && reads && runs {
+            return Err(source.mismatch(key, "a value, which the image processor needs"));
+        }
+    }
+    source.map.retain(|key, value| {
+        let step = value.is_null() && key.starts_with("do_");
+        if step {
+            *value = Value::Bool(false);
+        }
+        // Where the middle is kept, its size is needed.
+        !value.is_null() || key == "crop_size"
+    });
+    Ok(source)
 }
 
 fn read(source: &Source<'_>) -> Result<Processing> {
@@ -267,9 +326,7 @@ fn read(source: &Source<'_>) -> Result<Processing> {
             .not_yet(format!("{}{key} {found:?}", source.prefix))
             .hint(format!("image processors in this version: {}", known.join(", ")))
     })?;
-    if source.flag("do_pan_and_scan", false)? {
-        return Err(source.not_yet("do_pan_and_scan: true").hint("set it to false, as the model's makers do"));
-    }
+    let pan_and_scan = pan_and_scan(source, class)?;
     let normalize = source.flag("do_normalize", true)?;
     let mean = channels(source, "image_mean", class.normal[0])?;
     let normal = [mean, channels(source, "image_std", class.normal[1])?];
@@ -282,15 +339,36 @@ fn read(source: &Source<'_>) -> Result<Processing> {
         return Err(source.mismatch("rescale_factor", "a number from 1e-9 to 1e9"));
     }
     let squared = class.name == "LlavaImageProcessor" && source.flag("do_pad", false)?;
+    // The color of the margins is that of the means.
+    let colors =
+        source.get("image_mean").is_none_or(Value::is_array) && mean.iter().all(|mean| (0.0..=1.0).contains(mean));
+    if squared && !colors {
+        return Err(source.mismatch("image_mean", "three numbers from 0 to 1 beside do_pad"));
+    }
     let any_res = matches!(class.size, Size::AnyRes { .. });
+    let cuts =
+        matches!(class.size, Size::Tiles { .. } | Size::Pixels { .. } | Size::MostPatches { .. } | Size::Canvas { .. });
+    if cuts && !source.flag("do_resize", true)? {
+        return Err(source.not_yet(format!("do_resize: false for {}", class.name)));
+    }
     if any_res && (!source.flag("do_resize", true)? || source.get("crop_size").is_some()) {
         return Err(source.not_yet("do_resize: false or a crop_size for LlavaOnevisionImageProcessor"));
+    }
+    let size = if source.flag("do_resize", true)? || pan_and_scan.is_some() {
+        // Crops are resized in any case, and the whole with them.
+        size(source, class)?
+    } else {
+        Size::Kept
+    };
+    if pan_and_scan.is_some() && !matches!(size, Size::Exact(_)) {
+        return Err(source.mismatch("size", "{height, width} beside do_pan_and_scan"));
     }
     let grids = if any_res { grids(source)?.unwrap_or_else(super::joined::usual_grids) } else { Vec::new() };
     Ok(Processing {
         class: class.name,
         square: (squared || any_res).then(|| mean.map(|mean| (mean * 255.0) as u8)),
-        size: if source.flag("do_resize", true)? { size(source, class)? } else { Size::Kept },
+        size,
+        pan_and_scan,
         resample: resample(source, class.resample)?,
         backend: Backend::default(),
         crop: if source.flag("do_center_crop", class.crops)? { Some(crop(source)?) } else { None },
@@ -303,6 +381,19 @@ fn read(source: &Source<'_>) -> Result<Processing> {
             _ => 1,
         },
     })
+}
+
+/// Crops, with what `Gemma3Processor` assumes where a key is absent.
+fn pan_and_scan(source: &Source<'_>, class: &Class) -> Result<Option<PanAndScan>> {
+    if class.name != "Gemma3ImageProcessor" || !source.flag("do_pan_and_scan", false)? {
+        return Ok(None);
+    }
+    let count = |key: &str, default, most| source.size_up_to(key, Some(default), most).map(|count| count as u32);
+    Ok(Some(PanAndScan {
+        min_crop_size: count("pan_and_scan_min_crop_size", 256, MOST)?,
+        max_num_crops: count("pan_and_scan_max_num_crops", 4, MOST_TILES)?,
+        min_ratio_to_activate: source.positive("pan_and_scan_min_ratio_to_activate", 1.2)?,
+    }))
 }
 
 /// `image_grid_pinpoints`, heights and widths, if it is there.
@@ -359,9 +450,10 @@ fn side(source: &Source<'_>, key: &str) -> Result<u32> {
 
 fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
     if let Size::Tiles { longest_edge, tile, .. } = class.size {
-        let edge = |key: &str, default| match sizes(source, key) {
-            Some(size) => side(&size, "longest_edge"),
-            None => Ok(default),
+        let edge = |key: &str, default| match (sizes(source, key), source.has(key)) {
+            (Some(size), _) => side(&size, "longest_edge"),
+            (None, false) => Ok(default),
+            (None, true) => Err(source.mismatch(key, "{longest_edge}")),
         };
         let (longest_edge, tile) = (edge("size", longest_edge)?, edge("max_image_size", tile)?);
         return Ok(Size::Tiles { longest_edge, tile, split: source.flag("do_image_splitting", true)? });
@@ -394,13 +486,16 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         let (least, most) = (tiles("min_patches", least)?, tiles("max_patches", most)?);
         return Ok(Size::Canvas { tile, cut: source.flag("crop_to_patches", false)?, least, most });
     }
-    if let Size::Pixels { least, most, merge } = class.size {
+    if let Size::Pixels { least, most, merge, patch } = class.size {
         let area = |source: &Source<'_>, key: &str, default: u64| {
             source.size_up_to(key, Some(default as usize), MOST * MOST).map(|pixels| pixels as u64)
         };
         let [least, most] = match sizes(source, "size") {
-            Some(size) => [area(&size, "shortest_edge", least)?, area(&size, "longest_edge", most)?],
-            None => [least, most],
+            Some(size) if size.has("shortest_edge") && size.has("longest_edge") => {
+                [area(&size, "shortest_edge", least)?, area(&size, "longest_edge", most)?]
+            }
+            None if !source.has("size") => [least, most],
+            _ => return Err(source.mismatch("size", "{shortest_edge, longest_edge}")),
         };
         // Older names, which count if both are there.
         let (least, most) = (area(source, "min_pixels", least)?, area(source, "max_pixels", most)?);
@@ -408,12 +503,15 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         if least > most {
             return Err(source.mismatch("size", "no more pixels for shortest_edge than for longest_edge"));
         }
-        return Ok(Size::Pixels { least, most, merge });
+        let patch = source.size_up_to("patch_size", Some(patch as usize), MOST)? as u32;
+        return Ok(Size::Pixels { least, most, merge, patch });
     }
     let Some(found) = sizes(source, "size") else {
         return match (source.get("size"), class.size) {
             (None, default) => Ok(default),
             (Some(_), Size::ShortestEdge(_)) => side(source, "size").map(Size::ShortestEdge),
+            // Its class takes a number for the shorter side, and squares only by default.
+            (Some(_), _) if class.name == "SiglipImageProcessor" => side(source, "size").map(Size::ShortestEdge),
             (Some(_), _) => side(source, "size").map(|side| Size::Exact([side; 2])),
         };
     };
@@ -425,6 +523,9 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
 }
 
 fn crop(source: &Source<'_>) -> Result<[u32; 2]> {
+    if source.is_null("crop_size") {
+        return Err(source.mismatch("crop_size", "a size"));
+    }
     match (sizes(source, "crop_size"), source.get("crop_size")) {
         (Some(size), _) => Ok([side(&size, "height")?, side(&size, "width")?]),
         (None, None) => Ok([224; 2]),

@@ -1,7 +1,6 @@
 //! Tensors and linear modules of encoder and connector: names, shapes, which are trained, and how files call them.
-use super::{
-    Connector, ConnectorKind, Encoder, Features, LatentEncoder, Merger, VisionArch, VisionTraining, WORLD_ENCODER,
-};
+use super::connector::Norm;
+use super::{Connector, Encoder, Features, LatentEncoder, Step, VisionArch, VisionTraining, WORLD_ENCODER};
 use crate::tensor_specs::{LinearSpec, TensorSpec};
 
 fn tensor(name: String, shape: &[usize]) -> TensorSpec {
@@ -119,42 +118,22 @@ impl Encoder {
     }
 }
 
-impl Connector {
-    /// Its linear modules, in order; that of [`ConnectorKind::AveragePool`] is a product with a matrix and not among them.
-    pub fn linears(&self) -> Vec<LinearSpec> {
-        let (from, to) = (self.encoder_size, self.decoder_size);
-        match &self.kind {
-            ConnectorKind::Linear { name, bias } => vec![linear(name.clone(), [to, from], *bias, None)],
-            ConnectorKind::Mlp { names: [first, second], hidden_size, bias, .. } => vec![
-                linear(first.clone(), [*hidden_size, from], *bias, None),
-                linear(second.clone(), [to, *hidden_size], *bias, None),
-            ],
-            ConnectorKind::PixelShuffle { name, factor } => {
-                vec![linear(name.clone(), [to, from * factor * factor], false, None)]
-            }
-            ConnectorKind::AveragePool { .. } => Vec::new(),
-            ConnectorKind::Merger(Merger { factor, names: [first, second], hidden_size, .. }) => vec![
-                linear(first.clone(), [*hidden_size, from * factor * factor], true, None),
-                linear(second.clone(), [to, *hidden_size], true, None),
-            ],
+impl Step {
+    /// Names and shapes of its tensors.
+    fn tensors(&self) -> Vec<TensorSpec> {
+        match self {
+            Self::Norm(Norm { name, size, rms, .. }) => norm(name, *size, *rms),
+            Self::Linear(linear) => tensors_of(linear),
+            Self::Matrix { name, shape } => vec![tensor(name.clone(), shape)],
+            Self::SideBySide(_) | Self::Mean(_) | Self::Function(_) | Self::Dropout(_) => Vec::new(),
         }
     }
+}
 
+impl Connector {
     /// Names and shapes of its tensors, in the order of the forward pass.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        match &self.kind {
-            ConnectorKind::AveragePool { norm, projection, .. } => vec![
-                tensor(format!("{norm}.weight"), &[self.encoder_size]),
-                tensor(projection.clone(), &[self.encoder_size, self.decoder_size]),
-            ],
-            ConnectorKind::Merger(Merger { norm: name, norm_of_merged, factor, rms_norm, .. }) => {
-                let places = if *norm_of_merged { factor * factor } else { 1 };
-                let linears = self.linears();
-                let linears = linears.iter().flat_map(tensors_of);
-                norm(name, self.encoder_size * places, *rms_norm).into_iter().chain(linears).collect()
-            }
-            _ => self.linears().iter().flat_map(tensors_of).collect(),
-        }
+        self.steps.iter().flat_map(Step::tensors).collect()
     }
 
     /// The module that holds all of it, where its parts' names have one before them.
@@ -165,10 +144,9 @@ impl Connector {
         let end = first.match_indices('.').map(|(at, _)| at).take_while(|at| shared(at + 1)).last();
         let module = end.map_or("", |end| &first[..end]);
         // A single linear module is in the module that is the connector.
-        let module = match &self.kind {
-            ConnectorKind::Linear { .. } | ConnectorKind::PixelShuffle { .. } => {
-                module.trim_start_matches("model.").split('.').next().unwrap_or_default()
-            }
+        let with_tensors: Vec<&Step> = self.steps.iter().filter(|step| !step.tensors().is_empty()).collect();
+        let module = match with_tensors[..] {
+            [Step::Linear(_)] => module.trim_start_matches("model.").split('.').next().unwrap_or_default(),
             _ => module,
         };
         module.to_owned()

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::connector::{Connector, ConnectorKind};
-use super::encoder::Pointwise;
+use super::connector::Connector;
+use super::connectors;
 use super::latents::LatentEncoder;
 use super::processing::{Backend, Processing, Resample, Size};
 use crate::enums::{ProjectionArchitecture, WorldProjection};
@@ -32,8 +32,8 @@ pub struct World {
     pub channels: bool,
     /// From such a row to one of the decoder's. Only a merged model's files have weights of it.
     pub projector: Connector,
-    /// Whether GELU follows the projector.
-    pub final_gelu: bool,
+    /// The form of the projector.
+    pub architecture: ProjectionArchitecture,
     /// The side that each picture gets, whatever its shape.
     pub image_size: usize,
     /// The tokens before and behind the rows ([`WORLD_TOKENS`]).
@@ -110,15 +110,10 @@ impl World {
         let mut about = Source::parse(&text, &path)?.map;
         let about = if of_model { about.remove(ENCODER_CONFIG).unwrap_or_default() } else { about.into() };
         let projection = if self.channels { WorldProjection::Channel } else { WorldProjection::Spatial };
-        let architecture = match (&self.projector.kind, self.final_gelu) {
-            (ConnectorKind::Linear { .. }, _) => ProjectionArchitecture::Linear,
-            (_, true) => ProjectionArchitecture::Mlp,
-            (_, false) => ProjectionArchitecture::MlpNoFinalGelu,
-        };
         Ok(json!({
             ENCODER_CONFIG: about,
             "projection_mode": projection.as_str(),
-            "projection_architecture": architecture.as_str(),
+            "projection_architecture": self.architecture.as_str(),
             "image_size": self.image_size,
             "token_ids": self.tokens,
         }))
@@ -141,22 +136,9 @@ impl World {
         }
         let channels = projection == WorldProjection::Channel;
         let places = (image_size / encoder.shrink).pow(2);
-        let kind = match architecture {
-            ProjectionArchitecture::Linear => {
-                ConnectorKind::Linear { name: format!("{WORLD_PROJECTOR}linear"), bias: true }
-            }
-            ProjectionArchitecture::Mlp | ProjectionArchitecture::MlpNoFinalGelu => ConnectorKind::Mlp {
-                names: ["linear_1", "linear_2"].map(|name| format!("{WORLD_PROJECTOR}{name}")),
-                hidden_size: decoder_size,
-                activation: Pointwise::Gelu,
-                bias: true,
-                dropout: 0.0,
-            },
-        };
         let encoder_size = if channels { places } else { encoder.latent };
-        let projector = Connector { encoder_size, decoder_size, kind, stored: false };
-        let final_gelu = architecture == ProjectionArchitecture::Mlp;
-        Ok(Self { encoder, channels, projector, final_gelu, image_size, tokens, folder })
+        let projector = connectors::of_world(architecture, WORLD_PROJECTOR, [encoder_size, decoder_size]);
+        Ok(Self { encoder, channels, projector, architecture, image_size, tokens, folder })
     }
 
     /// Places of the latents: of one feature each.
@@ -179,6 +161,7 @@ impl World {
         Processing {
             class: "VaeImageProcessor",
             square: None,
+            pan_and_scan: None,
             size: Size::Exact([self.image_size as u32; 2]),
             resample: Resample::Bilinear,
             backend,
@@ -193,10 +176,10 @@ impl World {
 
     /// In a few words, for people.
     pub fn described(&self) -> String {
-        let kind = match (&self.projector.kind, self.final_gelu) {
-            (ConnectorKind::Linear { .. }, _) => "linear",
-            (_, true) => "MLP",
-            (_, false) => "MLP without a last GELU",
+        let kind = match self.architecture {
+            ProjectionArchitecture::Linear => "linear",
+            ProjectionArchitecture::Mlp => "MLP",
+            ProjectionArchitecture::MlpNoFinalGelu => "MLP without a last GELU",
         };
         format!(
             "{}, frozen, {} · {kind} projector, trained",

@@ -1,13 +1,16 @@
 //! A pass where only counting is done: on the meta device, which buffers it takes; on a counted GPU, which bytes.
 use super::Model;
 use crate::grads::Grads;
+use crate::vision::Vision;
+use std::sync::Arc;
 use tunesmith_base::error::Result;
 use tunesmith_config::Checkpointing;
-use tunesmith_data::batch::{Batch, IGNORE};
+use tunesmith_data::batch::{Batch, IGNORE, ImageRows};
 use tunesmith_device::{FloatBuffer, FloatsMut, memory};
 use tunesmith_ops::activation::BufferCount;
 use tunesmith_ops::narrow::Half;
-use tunesmith_plan::memory::{BufferCounts, Counts, ExpertCounts, GpuWalk, Walk, Walked as GpuBytes};
+use tunesmith_plan::memory::{BufferCounts, Counts, ExpertCounts, GpuWalk, VisionCounts, Walk, Walked as GpuBytes};
+use tunesmith_vision::Pixels;
 
 /// The buffers of the walk and of each pool of experts, as they are now.
 #[derive(Debug, Default)]
@@ -18,6 +21,8 @@ pub(super) struct Buffers {
     bytes: u64,
     /// Bytes of the host that wait there for a GPU.
     host: u64,
+    /// Those of the image encoder and the connector, with room for so many tokens of the encoder.
+    vision: Vec<BufferCount>,
 }
 
 fn in_use(counts: &[BufferCount]) -> Counts {
@@ -51,7 +56,26 @@ impl Model {
             experts: experts.collect(),
             bytes,
             host: memory::on_host(self.device()),
+            vision: self.vision.as_ref().map(|vision| vision.pool.counts(0)).unwrap_or_default(),
         }
+    }
+
+    /// A row of so many tokens with an image so many times, each of them these pixels: for both encoders, if there are two.
+    fn showing_images(&self, batch: Batch, shown: &[Arc<Pixels>], times: usize) -> Batch {
+        let Some(vision) = &self.vision else { return batch };
+        let (mut images, mut end) = (Vec::new(), 0);
+        for pixels in (0..times).flat_map(|_| shown) {
+            let run = end..end + vision.rows(pixels);
+            end = run.end;
+            images.push(ImageRows { runs: std::iter::once(run).collect(), pixels: Arc::clone(pixels) });
+        }
+        Batch { images, ..batch }
+    }
+
+    /// The buffers of a pass's images.
+    fn vision_counts(&self, then: &Buffers, now: &Buffers) -> VisionCounts {
+        let world = self.vision.as_ref().map_or(0, Vision::world_bytes);
+        VisionCounts { saved: in_use(&then.vision), all: all(&now.vision), world }
     }
 
     /// What a pass keeps for backward, as `walk` says it.
@@ -64,11 +88,11 @@ impl Model {
         };
     }
 
-    /// Walks a pass forward and backward on a counted GPU.
+    /// Walks a pass forward and backward on a counted GPU. Its images have the pixels `shown`.
     ///
     /// # Errors
     /// As [`Model::forward_backward`].
-    pub fn gpu_bytes(&mut self, walk: &GpuWalk) -> Result<GpuBytes> {
+    pub fn gpu_bytes(&mut self, walk: &GpuWalk, shown: &[Arc<Pixels>]) -> Result<GpuBytes> {
         let (GpuWalk { tokens, labelled, .. }, device) = (*walk, self.device());
         self.set_kept(walk.full, walk.none, walk.narrow, walk.rounds_gradients);
         self.release();
@@ -79,6 +103,7 @@ impl Model {
             cu_seqlens: vec![0, tokens],
             ..Batch::default()
         };
+        let batch = self.showing_images(batch, shown, walk.images);
         let mut grads = FloatBuffer::zeros(device, self.params.len());
         let before = memory::live(device);
         memory::reset_peak(device);
@@ -95,37 +120,41 @@ impl Model {
         Ok(GpuBytes { kept, pools: most.saturating_sub(head), head, host })
     }
 
-    /// Walks the forward pass of a validation on the meta device, up to the head.
+    /// Walks the forward pass of a validation on the meta device, up to the head. Its images have the pixels `shown`.
     ///
     /// # Errors
     /// As [`Model::forward_backward`].
-    pub fn forward_counts(&mut self, walk: &Walk) -> Result<BufferCounts> {
+    pub fn forward_counts(&mut self, walk: &Walk, shown: &[Arc<Pixels>]) -> Result<BufferCounts> {
         let Walk { tokens, labelled, .. } = *walk;
         self.release();
         self.pool.reserve(walk.room);
         let batch = Batch { tokens: vec![0; tokens], cu_seqlens: vec![0, tokens], ..Batch::default() };
+        let batch = self.showing_images(batch, shown, walk.images);
         let rows: Vec<usize> = (0..labelled).collect();
         self.evaluate(&batch, &rows, |_, _| ())?;
-        let Buffers { main, experts, .. } = self.buffers(tokens, labelled);
+        let now = self.buffers(tokens, labelled);
+        let vision = self.vision_counts(&Buffers::default(), &now);
+        let Buffers { main, experts, .. } = now;
         let experts = self.blocks.expert_pools().zip(&experts).map(|((index, _), counts)| ExpertCounts {
             saved: Counts::new(),
             all: all(counts),
             labelled: self.blocks.picks_rows(index, false),
         });
-        Ok(BufferCounts { all: all(&main), experts: experts.collect(), ..BufferCounts::default() })
+        Ok(BufferCounts { all: all(&main), experts: experts.collect(), vision, ..BufferCounts::default() })
     }
 
-    /// Walks a pass forward and backward on the meta device.
+    /// Walks a pass forward and backward on the meta device. Its images have the pixels `shown`.
     ///
     /// # Errors
     /// As [`Model::forward_backward`].
-    pub fn buffer_counts(&mut self, walk: &Walk) -> Result<BufferCounts> {
+    pub fn buffer_counts(&mut self, walk: &Walk, shown: &[Arc<Pixels>]) -> Result<BufferCounts> {
         let Walk { tokens, labelled, full, none, .. } = *walk;
         self.set_kept(full, none, walk.narrow, walk.rounds_gradients);
         self.release();
         self.pool.reserve(walk.room);
         let targets = (0..tokens).map(|token| if token < labelled { 0 } else { IGNORE }).collect();
         let batch = Batch { tokens: vec![0; tokens], targets, cu_seqlens: vec![0, tokens], ..Batch::default() };
+        let batch = self.showing_images(batch, shown, walk.images);
         let grads = FloatsMut::meta(self.params.len());
         self.forward_backward_into(&batch, 1.0, 1.0, 0, &mut Grads::whole(grads))?;
         let (then, now) = (std::mem::take(&mut self.at_head), self.buffers(tokens, labelled));
@@ -141,6 +170,7 @@ impl Model {
             all: all(&now.main),
             experts: experts.collect(),
             head: all(&head),
+            vision: self.vision_counts(&then, &now),
         })
     }
 }

@@ -1,68 +1,47 @@
-//! Connectors: from the encoder's rows to rows of the decoder's width.
+//! Connectors: from the encoder's rows to rows of the decoder's width. A connector runs the steps that
+//! [`tunesmith_config::vision::Step`] describes, forward in order and backward in reverse.
 use super::tiles::Tiles;
 use crate::grads::Grads;
 use crate::linear::{self, Input, Linear};
 use crate::norm::Norm;
 use crate::pass::Pass;
-use crate::plain_mlp::{self, PlainMlp};
 use crate::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::Dropout;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
+use tunesmith_ops::pointwise::{self, Function};
 
-/// A connector, as [`tunesmith_config::vision::ConnectorKind`] describes it.
+/// A connector's steps in order.
 #[derive(Debug)]
-pub enum Connector {
+pub struct Connector(pub Vec<Step>);
+
+/// A step with its weights.
+#[derive(Debug)]
+pub enum Step {
+    SideBySide(usize),
+    Mean(usize),
+    Norm(Norm),
     Linear(Linear),
-    Mlp(PlainMlp),
-    PixelShuffle { linear: Linear, factor: usize },
-    AveragePool(AveragePool),
-    Merger(Merger),
+    Matrix { weight: Weight, out_features: usize },
+    Function(Function),
+    Dropout,
 }
 
-/// Qwen-VL's: neighbouring patches side by side, with a norm before or after, then a plain MLP.
+/// What forward keeps for backward: of each step.
 #[derive(Debug)]
-pub struct Merger {
-    pub factor: usize,
-    pub norm: Norm,
-    /// Whether the norm is over the patches side by side.
-    pub norm_of_merged: bool,
-    pub mlp: PlainMlp,
-}
+pub struct Saved(Vec<Kept>);
 
-/// Gemma 3's: the mean of neighbouring patches, a norm, a product with a matrix `[in, out]`.
+/// What a step keeps.
 #[derive(Debug)]
-pub struct AveragePool {
-    pub kernel: usize,
-    pub norm: Norm,
-    pub projection: Weight,
-    pub out_features: usize,
-}
-
-/// What forward keeps for backward, beside the connector's input.
-#[derive(Debug)]
-pub enum Saved {
-    Linear(Option<linear::Saved>),
-    /// With what the second module took and kept.
-    Mlp(plain_mlp::Saved, Activation, Option<linear::Saved>),
-    PixelShuffle(Activation, Option<linear::Saved>),
-    /// The pooled rows, the norm's statistics, and the normed rows.
-    AveragePool(Activation, Activation, Activation),
-    Merger(Box<MergerSaved>),
-}
-
-/// What a [`Merger`] keeps for backward.
-#[derive(Debug)]
-pub struct MergerSaved {
-    /// The norm's input, where that is not the connector's, and its statistics.
-    raw: Option<Activation>,
-    stats: Activation,
-    /// What the MLP's first module took.
-    input: Activation,
-    mlp: plain_mlp::Saved,
-    /// What its second module took and kept.
-    middle: Activation,
+struct Kept {
+    /// Its input, if backward needs it and it is not the connector's.
+    input: Option<Activation>,
+    /// Rows of its input.
+    rows: usize,
+    /// A norm's statistics.
+    stats: Option<Activation>,
+    /// What a linear module's adapter keeps.
     extra: Option<linear::Saved>,
 }
 
@@ -97,15 +76,15 @@ fn sum(mut parts: impl Iterator<Item = Activation>) -> Activation {
     total
 }
 
+/// The share of each patch in the mean of a square.
+fn share(side: usize) -> f32 {
+    1.0 / (side * side) as f32
+}
+
 impl Connector {
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
-        match self {
-            Self::Linear(linear) | Self::PixelShuffle { linear, .. } => linear.trains(),
-            Self::Mlp(mlp) => mlp.linears().any(Linear::trains),
-            Self::AveragePool(pool) => pool.norm.trains() || pool.projection.trains(),
-            Self::Merger(merger) => merger.norm.trains() || merger.mlp.linears().any(Linear::trains),
-        }
+        self.0.iter().any(Step::trains)
     }
 
     /// From `x [rows of the encoder, encoder_size]` to `[rows of the decoder, decoder_size]`.
@@ -116,157 +95,154 @@ impl Connector {
         x: &Activation,
         dropped: Option<Dropout<'_>>,
     ) -> (Activation, Saved) {
-        match self {
-            Self::Linear(linear) => {
-                let (y, extra) = linear.forward(pass, x, None);
-                (y, Saved::Linear(extra))
-            }
-            Self::Mlp(mlp) => {
-                let (middle, saved) = mlp.forward(pass, x);
-                let middle = match dropped {
-                    Some(dropout) => dropout.apply(&middle),
-                    None => middle,
-                };
-                let (y, extra) = mlp.fc2.forward(pass, &middle, None);
-                (y, Saved::Mlp(saved, middle, extra))
-            }
-            Self::PixelShuffle { linear, factor } => {
-                let input = shuffled(x, &tiles.squares(*factor));
-                let (y, extra) = linear.forward(pass, &input, None);
-                (y, Saved::PixelShuffle(input, extra))
-            }
-            Self::AveragePool(pool) => pool.forward(pass, tiles, x),
-            Self::Merger(merger) => merger.forward(pass, tiles, x),
+        let (mut kept, mut input): (_, Option<Activation>) = (Vec::with_capacity(self.0.len()), None);
+        for step in &self.0 {
+            let from = input.as_ref().unwrap_or(x);
+            let rows = from.tokens();
+            let (y, stats, extra) = match step {
+                // In an evaluation nothing is dropped: the input goes on.
+                Step::Dropout => match dropped {
+                    Some(dropout) => (dropout.apply(from), None, None),
+                    None => {
+                        kept.push(Kept { input: None, rows, stats: None, extra: None });
+                        continue;
+                    }
+                },
+                step => step.forward(pass, tiles, from),
+            };
+            let input = input.replace(y).filter(|_| step.needs_input());
+            kept.push(Kept { input, rows, stats, extra });
         }
+        (input.expect("a connector has a step"), Saved(kept))
     }
 
     /// Adds the gradients of what is trained, and gives that of `x`, if `want_dx`.
-    ///
-    /// # Panics
-    /// If `saved` is another connector's.
     pub fn backward(
         &self,
         pass: &Pass<'_>,
         tiles: &Tiles,
         x: &Activation,
-        (saved, dropped): (Saved, Option<Dropout<'_>>),
+        (Saved(mut kept), dropped): (Saved, Option<Dropout<'_>>),
         dy: &Activation,
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
-        match (self, saved) {
-            (Self::Linear(linear), Saved::Linear(extra)) => {
-                let mut dx = want_dx.then(|| x.like());
-                linear.backward(pass, &Input::new(x), extra.as_ref(), dy, dx.as_mut().map(|dx| (dx, false)), grads);
-                dx
+        let mut gradient: Option<Activation> = None;
+        for (at, step) in self.0.iter().enumerate().rev() {
+            let wanted = want_dx || self.0[..at].iter().any(Step::trains);
+            let own = kept.pop()?;
+            let dy = gradient.as_ref().unwrap_or(dy);
+            gradient = match step {
+                Step::Dropout => match dropped {
+                    Some(dropout) => Some(dropout.apply(dy)),
+                    None => continue,
+                },
+                step => step.backward(pass, tiles, (own, x), dy, wanted, grads),
+            };
+            if gradient.is_none() {
+                return None;
             }
-            (Self::Mlp(mlp), Saved::Mlp(saved, middle, extra)) => {
-                let mut d_middle = middle.like();
-                let to = Some((&mut d_middle, false));
-                mlp.fc2.backward(pass, &Input::new(&middle), extra.as_ref(), dy, to, grads);
-                let d_middle = match dropped {
-                    Some(dropout) => dropout.apply(&d_middle),
-                    None => d_middle,
-                };
-                mlp.backward(pass, x, saved, &d_middle, want_dx, grads)
-            }
-            (Self::PixelShuffle { linear, factor }, Saved::PixelShuffle(input, extra)) => {
-                let mut d_input = want_dx.then(|| input.like());
-                let to = d_input.as_mut().map(|dx| (dx, false));
-                linear.backward(pass, &Input::new(&input), extra.as_ref(), dy, to, grads);
-                d_input.map(|d_input| unshuffled(&d_input, &tiles.squares(*factor), x.tokens()))
-            }
-            (Self::AveragePool(pool), Saved::AveragePool(pooled, stats, normed)) => {
-                pool.backward(pass, tiles, [&pooled, &stats, &normed], (dy, x.tokens()), want_dx, grads)
-            }
-            (Self::Merger(merger), Saved::Merger(saved)) => merger.backward(pass, tiles, x, *saved, dy, want_dx, grads),
-            _ => unreachable!("a connector keeps its own kind"),
         }
+        gradient.filter(|_| want_dx)
     }
 }
 
-impl Merger {
-    fn forward(&self, pass: &Pass<'_>, tiles: &Tiles, x: &Activation) -> (Activation, Saved) {
-        let squares = tiles.squares(self.factor);
-        let (raw, stats, input) = if self.norm_of_merged {
-            let raw = shuffled(x, &squares);
-            let (input, stats) = self.norm.forward(pass, &raw, 1);
-            (Some(raw), stats, input)
-        } else {
-            let (normed, stats) = self.norm.forward(pass, x, 1);
-            (None, stats, shuffled(&normed, &squares))
-        };
-        let (middle, mlp) = self.mlp.forward(pass, &input);
-        let (y, extra) = self.mlp.fc2.forward(pass, &middle, None);
-        (y, Saved::Merger(Box::new(MergerSaved { raw, stats, input, mlp, middle, extra })))
+impl Step {
+    fn trains(&self) -> bool {
+        match self {
+            Self::Norm(norm) => norm.trains(),
+            Self::Linear(linear) => linear.trains(),
+            Self::Matrix { weight, .. } => weight.trains(),
+            Self::SideBySide(_) | Self::Mean(_) | Self::Function(_) | Self::Dropout => false,
+        }
     }
 
-    fn backward(
+    /// Whether backward looks at the input.
+    const fn needs_input(&self) -> bool {
+        matches!(self, Self::Norm(_) | Self::Linear(_) | Self::Matrix { .. } | Self::Function(_))
+    }
+
+    fn forward(
         &self,
         pass: &Pass<'_>,
         tiles: &Tiles,
         x: &Activation,
-        saved: MergerSaved,
-        dy: &Activation,
-        want_dx: bool,
-        grads: &mut Grads<'_>,
-    ) -> Option<Activation> {
-        let MergerSaved { raw, stats, input, mlp, middle, extra } = saved;
-        let mut d_middle = middle.like();
-        self.mlp.fc2.backward(pass, &Input::new(&middle), extra.as_ref(), dy, Some((&mut d_middle, false)), grads);
-        let wanted = want_dx || self.norm.trains();
-        let d_input = self.mlp.backward(pass, &input, mlp, &d_middle, wanted, grads)?;
-        let squares = tiles.squares(self.factor);
-        let (norm_input, d_normed) = match &raw {
-            Some(raw) => (raw, d_input),
-            None => (x, unshuffled(&d_input, &squares, x.tokens())),
-        };
-        let mut dx = want_dx.then(|| norm_input.like());
-        self.norm.backward(pass, norm_input, &stats, &d_normed, dx.as_mut().map(|dx| (dx, false)), grads);
-        let dx = dx?;
-        Some(if raw.is_some() { unshuffled(&dx, &squares, x.tokens()) } else { dx })
-    }
-}
-
-impl AveragePool {
-    fn share(&self) -> f32 {
-        1.0 / (self.kernel * self.kernel) as f32
-    }
-
-    fn forward(&self, pass: &Pass<'_>, tiles: &Tiles, x: &Activation) -> (Activation, Saved) {
-        let mut pooled = sum(tiles.squares(self.kernel).iter().map(|rows| x.gather(rows)));
-        elementwise::scale(&mut pooled, self.share());
-        let (normed, stats) = self.norm.forward(pass, &pooled, 1);
-        let weight = self.projection.view(pass.values);
-        let mut y = normed.pool().blank(normed.tokens(), self.out_features);
-        let matrix = Matrix::transposed(weight.store(), self.out_features);
-        matmul(&mut y, Init::Zero, &[Term { matrix, x: &normed }]);
-        (y, Saved::AveragePool(pooled, stats, normed))
+    ) -> (Activation, Option<Activation>, Option<linear::Saved>) {
+        match self {
+            Self::SideBySide(side) => (shuffled(x, &tiles.squares(*side)), None, None),
+            Self::Mean(side) => {
+                let mut y = sum(tiles.squares(*side).iter().map(|rows| x.gather(rows)));
+                elementwise::scale(&mut y, share(*side));
+                (y, None, None)
+            }
+            Self::Norm(norm) => {
+                let (y, stats) = norm.forward(pass, x, 1);
+                (y, Some(stats), None)
+            }
+            Self::Linear(linear) => {
+                let (y, extra) = linear.forward(pass, x, None);
+                (y, None, extra)
+            }
+            Self::Matrix { weight, out_features } => {
+                let weight = weight.view(pass.values);
+                let mut y = x.pool().blank(x.tokens(), *out_features);
+                let matrix = Matrix::transposed(weight.store(), *out_features);
+                matmul(&mut y, Init::Zero, &[Term { matrix, x }]);
+                (y, None, None)
+            }
+            Self::Function(function) => (pointwise::forward(*function, x), None, None),
+            Self::Dropout => unreachable!("the connector knows what is dropped"),
+        }
     }
 
+    /// Adds the gradients of what is trained in it, and gives that of its input, if `want_dx`. `first` is the connector's input, which is
+    /// its own if it kept none.
     fn backward(
         &self,
         pass: &Pass<'_>,
         tiles: &Tiles,
-        [pooled, stats, normed]: [&Activation; 3],
-        (dy, tokens): (&Activation, usize),
+        (kept, first): (Kept, &Activation),
+        dy: &Activation,
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
-        if let Some(range) = self.projection.trained() {
-            outer(Target::Transposed(grads.at(range)), dy, &Transposed::new(normed));
+        let Kept { input, rows, stats, extra } = kept;
+        let x = input.as_ref().unwrap_or(first);
+        match self {
+            Self::SideBySide(side) => want_dx.then(|| unshuffled(dy, &tiles.squares(*side), rows)),
+            Self::Mean(side) => want_dx.then(|| {
+                let mut each = dy.copy();
+                elementwise::scale(&mut each, share(*side));
+                sum(tiles.squares(*side).iter().map(|of_place| scattered(&each, of_place, rows)))
+            }),
+            Self::Norm(norm) => {
+                let mut dx = want_dx.then(|| x.like());
+                let stats = stats.expect("a norm keeps its statistics");
+                norm.backward(pass, x, &stats, dy, dx.as_mut().map(|dx| (dx, false)), grads);
+                dx
+            }
+            Self::Linear(linear) => {
+                let mut dx = want_dx.then(|| x.like());
+                linear.backward(pass, &Input::new(x), extra.as_ref(), dy, dx.as_mut().map(|dx| (dx, false)), grads);
+                dx
+            }
+            Self::Matrix { weight, out_features } => {
+                if let Some(range) = weight.trained() {
+                    outer(Target::Transposed(grads.at(range)), dy, &Transposed::new(x));
+                }
+                want_dx.then(|| {
+                    let weight = weight.view(pass.values);
+                    let mut dx = x.like();
+                    matmul(&mut dx, Init::Zero, &[Term { matrix: Matrix::rows(weight.store(), *out_features), x: dy }]);
+                    dx
+                })
+            }
+            Self::Function(function) => want_dx.then(|| {
+                let mut dx = input.unwrap_or_else(|| first.copy());
+                pointwise::backward(*function, &mut dx, dy);
+                dx
+            }),
+            Self::Dropout => unreachable!("the connector knows what is dropped"),
         }
-        if !want_dx && !self.norm.trains() {
-            return None;
-        }
-        let weight = self.projection.view(pass.values);
-        let mut d_normed = normed.like();
-        let matrix = Matrix::rows(weight.store(), self.out_features);
-        matmul(&mut d_normed, Init::Zero, &[Term { matrix, x: dy }]);
-        let mut d_pooled = want_dx.then(|| pooled.like());
-        self.norm.backward(pass, pooled, stats, &d_normed, d_pooled.as_mut().map(|dx| (dx, false)), grads);
-        let mut d_pooled = d_pooled?;
-        elementwise::scale(&mut d_pooled, self.share());
-        Some(sum(tiles.squares(self.kernel).iter().map(|rows| scattered(&d_pooled, rows, tokens))))
     }
 }

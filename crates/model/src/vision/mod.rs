@@ -140,6 +140,11 @@ impl Vision {
         std::iter::once(&self.pool).chain(encoder.map(|encoder| &encoder.pool))
     }
 
+    /// Bytes of the second encoder's buffers.
+    pub(crate) fn world_bytes(&self) -> u64 {
+        self.pools().skip(1).map(|pool| pool.idle_bytes()).sum()
+    }
+
     /// Bytes that no pass uses at the moment.
     pub(crate) fn idle_bytes(&self) -> u64 {
         self.pools().map(|pool| pool.idle_bytes()).sum()
@@ -224,7 +229,7 @@ impl Vision {
     }
 
     /// How many rows of the decoder a picture takes.
-    fn rows(&self, pixels: &Pixels) -> usize {
+    pub(crate) fn rows(&self, pixels: &Pixels) -> usize {
         if let Some(world) = self.world.as_ref().filter(|_| pixels.world) {
             return world.spec.rows();
         }
@@ -252,7 +257,9 @@ impl Vision {
     ) -> Result<(Vec<Activation>, OwnTrace)> {
         let tiles = Tiles::of(pictures.iter().copied());
         let prefix = self.arch.encoder.prefix_tokens();
-        self.pool.reserve(tiles.tokens(prefix));
+        // Where lines end with a row, a picture may have more rows than patches.
+        let rows: usize = pictures.iter().map(|pixels| self.rows(pixels)).sum();
+        self.pool.reserve(tiles.tokens(prefix).max(rows));
         let numbers = self.numbers(training);
         let pass = self.pass(pass, training, &numbers);
         let width = match self.arch.features {

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::vision::World as Spec;
 use tunesmith_ops::activation::Activation;
-use tunesmith_ops::pointwise::{self, Function};
 use tunesmith_vision::Pixels;
 
 #[derive(Debug)]
@@ -24,8 +23,6 @@ pub struct World {
 pub struct Saved {
     x: Activation,
     projector: connector::Saved,
-    /// What the last GELU took.
-    raw: Option<Activation>,
 }
 
 impl World {
@@ -79,21 +76,12 @@ impl World {
         }
         let x = Activation::from_rows(pass.pool, &rows, self.spec.projector.encoder_size);
         let (y, projector) = self.projector.forward(pass, &Tiles::of([]), &x, None);
-        if !self.spec.final_gelu {
-            return (y, Saved { x, projector, raw: None });
-        }
-        let rows = pointwise::forward(Function::Gelu, &y);
-        (rows, Saved { x, projector, raw: Some(y) })
+        (y, Saved { x, projector })
     }
 
     /// Adds the gradients of the projector, given that of its rows.
     pub fn backward(&self, pass: &Pass<'_>, saved: Saved, dy: &Activation, grads: &mut Grads<'_>) {
-        let Saved { x, projector, raw } = saved;
-        let raw = raw.map(|mut raw| {
-            pointwise::backward(Function::Gelu, &mut raw, dy);
-            raw
-        });
-        let dy = raw.as_ref().unwrap_or(dy);
+        let Saved { x, projector } = saved;
         self.projector.backward(pass, &Tiles::of([]), &x, (projector, None), dy, false, grads);
     }
 }

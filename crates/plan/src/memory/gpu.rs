@@ -28,7 +28,7 @@ fn around(tokens: u64, few: bool, most: u64) -> (u64, u64) {
 
 impl Predictor<'_> {
     /// The bytes of a pass.
-    pub(super) fn on_gpu(&self, pass: &Pass, routing: Routing) -> Walked {
+    pub(super) fn on_gpu(&self, pass: &Pass, routing: Routing, shows: bool) -> Walked {
         let uneven = routing == Routing::Worst;
         let labelled = (SHARES * pass.labelled).div_ceil(pass.tokens.max(1));
         let experts = self.job.arch.experts.as_ref().map_or(0, |experts| experts.count);
@@ -36,11 +36,13 @@ impl Predictor<'_> {
         let most = if few { MOST_OF_MANY } else { MOST };
         let most = (MOST_CHOICES / experts.max(1) as u64).clamp(2 * EXACT, most);
         let tokens = pass.tokens.max(1);
-        if tokens <= EXACT {
-            return self.walked(tokens, labelled, uneven);
+        // Shorter passes may have no room for the images.
+        let images = if shows { self.images(pass) } else { 0 };
+        if tokens <= EXACT || images > 0 {
+            return self.walked(tokens, labelled, uneven, images);
         }
         let (low, high) = around(tokens, few, most);
-        let (one, other) = (self.walked(low, labelled, uneven), self.walked(high, labelled, uneven));
+        let (one, other) = (self.walked(low, labelled, uneven, 0), self.walked(high, labelled, uneven, 0));
         let between = |of: fn(&Walked) -> u64| {
             let (one, other) = (of(&one), of(&other));
             one + (other.saturating_sub(one) as u128 * u128::from(tokens - low) / u128::from(high - low)) as u64
@@ -53,7 +55,7 @@ impl Predictor<'_> {
         }
     }
 
-    fn walked(&self, tokens: u64, labelled: u64, uneven: bool) -> Walked {
+    fn walked(&self, tokens: u64, labelled: u64, uneven: bool, images: u64) -> Walked {
         let job = &self.job;
         let walk = GpuWalk {
             tokens: tokens as usize,
@@ -64,6 +66,7 @@ impl Predictor<'_> {
             narrow: job.narrow,
             rounds_gradients: job.rounds_gradients,
             uneven,
+            images: images as usize,
         };
         job.engine.on_gpu(&job.base, &walk)
     }

@@ -1,6 +1,7 @@
 //! What memory depends on: how the base is stored, what is trained, the optimizer, and the batch.
 use super::Walked;
 use super::footprint::{Footprint, Shape};
+use super::pictures::Pictures;
 use super::pool::{BufferCounts, GpuHeld, GpuWalk, Walk};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -183,6 +184,8 @@ pub struct Job<'a> {
     pub bucket: u64,
     /// Names of the base's tensors that a GPU leaves in the host's memory.
     pub offloaded: Vec<String>,
+    /// The images of rows; `None` where rows show none.
+    pub pictures: Option<Pictures>,
     /// The largest pass of a validation, forward alone; `None` without validation.
     pub evaluation: Option<Pass>,
     /// Counts the buffers of a pass.

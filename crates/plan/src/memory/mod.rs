@@ -7,13 +7,15 @@
 pub mod footprint;
 mod gpu;
 mod job;
+mod pictures;
 mod pool;
 #[cfg(test)]
 pub(super) mod testing;
 
 pub use footprint::{Factors, Footprint, LowRank};
 pub use job::{Base, CountBuffers, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
-pub use pool::{BufferCounts, Counts, ExpertCounts, GpuHeld, GpuWalk, Walk};
+pub use pictures::Pictures;
+pub use pool::{BufferCounts, Counts, ExpertCounts, GpuHeld, GpuWalk, VisionCounts, Walk};
 
 use pool::{LANES, bytes};
 use std::cell::RefCell;
@@ -158,7 +160,7 @@ pub struct Predictor<'a> {
     on_host: u64,
     /// The most bytes that reading the weights takes beyond what is held afterwards, on the CPU.
     loading: u64,
-    counts: RefCell<BTreeMap<[u64; 2], Rc<BufferCounts>>>,
+    counts: RefCell<BTreeMap<[u64; 3], Rc<BufferCounts>>>,
 }
 
 impl<'a> Predictor<'a> {
@@ -268,11 +270,16 @@ impl<'a> Predictor<'a> {
 
     /// Bytes of a pass's activations.
     pub fn activations_routed(&self, pass: &Pass, routing: Routing) -> Walked {
+        self.routed(pass, routing, routing == Routing::Balanced && self.images(pass) > 0)
+    }
+
+    /// The same with the images that the pass can have, or without.
+    fn routed(&self, pass: &Pass, routing: Routing, shows: bool) -> Walked {
         // A classification head looks at a token of each row.
         let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
         let pass = &Pass { labelled: pass.labelled.min(rows), ..*pass };
         if self.device == Device::Gpu {
-            return self.on_gpu(pass, routing);
+            return self.on_gpu(pass, routing, shows);
         }
         // One token takes as many experts as all tokens that choose the same.
         let walked = match routing {
@@ -280,21 +287,23 @@ impl<'a> Predictor<'a> {
             Routing::Worst => Pass { tokens: 1, longest: 1, labelled: 1 },
         };
         // Sizes of buffers follow from the tokens, their number does not, but for experts that see no token.
-        let key = [walked.tokens, walked.labelled].map(|tokens| self.experts_in_use(tokens));
+        let [tokens, labelled] = [walked.tokens, walked.labelled].map(|tokens| self.experts_in_use(tokens));
+        let key = [tokens, labelled, u64::from(shows)];
         let known = self.counts.borrow().get(&key).cloned();
         let counts = known.unwrap_or_else(|| {
-            let counts = Rc::new(self.count(&walked));
+            let counts = Rc::new(self.job.engine.count(&self.walk(&walked, shows)));
             self.counts.borrow_mut().insert(key, Rc::clone(&counts));
             counts
         });
-        self.bytes(&counts, pass, routing)
+        self.bytes(&counts, pass, routing, shows)
     }
 
     /// The bytes that a pass needs more where all tokens choose the same experts than what [`Predictor::activations`] says;
     /// `None` for a model without experts, and where that needs no more.
     pub fn uneven_routing(&self, pass: &Pass) -> Option<u64> {
         self.job.arch.experts.as_ref()?;
-        let pools = |routing| self.activations_routed(pass, routing).pools;
+        // Images take the same either way.
+        let pools = |routing| self.routed(pass, routing, false).pools;
         Some(pools(Routing::Worst).saturating_sub(pools(Routing::Balanced))).filter(|&more| more > 0)
     }
 
@@ -304,28 +313,33 @@ impl<'a> Predictor<'a> {
         experts.map_or(0, |experts| (tokens * experts.per_token as u64).min(experts.count as u64))
     }
 
+    /// How many images a pass has at most.
+    fn images(&self, pass: &Pass) -> u64 {
+        self.job.pictures.map_or(0, |pictures| pictures.in_pass(pass))
+    }
+
     /// Tokens that every buffer has room for, because adapters multiply as many rows of a matrix.
     fn room(&self) -> u64 {
         self.job.trained.adapters.values().map(|adapter| adapter.rows()).max().unwrap_or(0)
     }
 
-    /// Walks a pass with the buffers of `pass`.
-    fn count(&self, pass: &Pass) -> BufferCounts {
-        self.job.engine.count(&self.walk(pass))
-    }
-
     /// Bytes of the activations of a validation's pass on the CPU, and of the head's buffers.
     pub fn evaluated(&self, pass: &Pass) -> u64 {
         let trained = self.activations(pass);
-        let counts = self.job.engine.count_forward(&self.walk(pass));
-        self.bytes(&counts, pass, Routing::Balanced).pools + trained.head
+        let shows = self.images(pass) > 0;
+        let counts = self.job.engine.count_forward(&self.walk(pass, shows));
+        self.bytes(&counts, pass, Routing::Balanced, shows).pools + trained.head
     }
 
     /// A pass with the buffers of `pass`, and with no more tokens than that takes.
-    fn walk(&self, pass: &Pass) -> Walk {
+    fn walk(&self, pass: &Pass, shows: bool) -> Walk {
         let job = &self.job;
         let few = job.arch.experts.as_ref().map_or(0, |experts| experts.count as u64).max(2 * LANES);
+        // The number of buffers does not depend on that of images, of which one needs its rows.
+        let images = u64::from(shows);
+        let few = few.max(images * job.pictures.map_or(0, |pictures| pictures.rows + 1));
         Walk {
+            images: images as usize,
             tokens: pass.tokens.min(few) as usize,
             labelled: pass.labelled.clamp(1, few) as usize,
             room: self.room() as usize,
@@ -337,9 +351,13 @@ impl<'a> Predictor<'a> {
     }
 
     /// The bytes of buffers for `pass`.
-    fn bytes(&self, counts: &BufferCounts, pass: &Pass, routing: Routing) -> Walked {
+    fn bytes(&self, counts: &BufferCounts, pass: &Pass, routing: Routing, shows: bool) -> Walked {
         let tokens = pass.tokens.max(self.room());
         let (mut kept, mut pools) = (bytes(&counts.saved, tokens), bytes(&counts.all, tokens));
+        if let Some(pictures) = self.job.pictures.filter(|_| shows) {
+            let (saved, all) = pictures.bytes(&counts.vision, pass);
+            (kept, pools) = (kept + saved, pools + all);
+        }
         for expert in &counts.experts {
             let seen = if expert.labelled { pass.labelled } else { pass.tokens };
             let (saved, all) = match routing {
@@ -416,9 +434,13 @@ impl<'a> Predictor<'a> {
             passing: job.optimizer.publishing,
             ..Breakdown::default()
         };
+        let read = job.pictures.map_or(0, |pictures| pictures.read(pass));
         let loading = match self.device {
             Device::Cpu => {
-                breakdown.attention = arch.attentions().map(scratch).max().unwrap_or(0);
+                let encoder = job.pictures.filter(|pictures| pictures.in_pass(pass) > 0);
+                let encoder = encoder.map_or(0, |pictures| job.threads as u64 * pictures.scratch);
+                breakdown.attention = arch.attentions().map(scratch).max().unwrap_or(0).max(encoder);
+                breakdown.work += read;
                 breakdown.program = PROGRAM + job.companions;
                 breakdown.passing = breakdown.passing.max(job.optimizer.scratch);
                 if let Some(pass) = &job.evaluation {
@@ -432,7 +454,7 @@ impl<'a> Predictor<'a> {
                 let GpuHeld { held, most } = job.engine.held_on_gpu(&job.base);
                 breakdown.weights = held.saturating_sub(breakdown.trained);
                 breakdown.program = CUDA_CONTEXT + WORKSPACE as u64;
-                breakdown.host = host + self.on_host + self.offloaded() + job.optimizer.scratch + job.companions;
+                breakdown.host = host + read + self.on_host + self.offloaded() + job.optimizer.scratch + job.companions;
                 most - held
             }
         };
@@ -455,6 +477,15 @@ fn is_beside_embedding(tensor: &str) -> bool {
 /// The number of the block that a tensor belongs to; `None` for those of embedding and head.
 pub(super) fn block_of(tensor: &str) -> Option<usize> {
     tensor.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
+
+/// Bytes of a thread's scratch memory in an encoder's attention over `tokens`, whose heads have so many features: of both passes,
+/// or forward alone.
+pub fn encoder_scratch(head_dim: u64, tokens: u64, backward: bool) -> u64 {
+    let (tokens, features) = (tokens.next_multiple_of(LANES), head_dim.next_multiple_of(2));
+    // Forward holds keys, values, queries and outputs; backward the gradient of each beside it.
+    let of_tokens = 4 * tokens * features;
+    4 * if backward { 2 * of_tokens + 2 * tokens } else { of_tokens + tokens }
 }
 
 /// Bytes of a thread's scratch memory in attention's backward pass, for its heads and rows of `longest` tokens

@@ -21,6 +21,19 @@ pub struct BufferCounts {
     pub experts: Vec<ExpertCounts>,
     /// Buffers of the head, for chunks of logits.
     pub head: Counts,
+    /// Those of image encoders and connectors, for one image.
+    pub vision: VisionCounts,
+}
+
+/// Buffers of image encoders and connectors, with room for the encoder's tokens of a pass.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VisionCounts {
+    /// In use when the head begins: what is saved for the backward pass.
+    pub saved: Counts,
+    /// The most that are in use at once.
+    pub all: Counts,
+    /// Bytes of a second encoder's buffers, which sees one image at a time.
+    pub world: u64,
 }
 
 /// The buffers of a pool for experts, each with room for the tokens of one expert.
@@ -51,6 +64,8 @@ pub struct Walk {
     pub narrow: bool,
     /// Whether gradients between blocks are rounded to float16.
     pub rounds_gradients: bool,
+    /// Images that the pass shows.
+    pub images: usize,
 }
 
 /// A pass whose bytes on a GPU are counted.
@@ -72,6 +87,8 @@ pub struct GpuWalk {
     pub rounds_gradients: bool,
     /// Whether all tokens choose the same experts; else each expert sees as many.
     pub uneven: bool,
+    /// Images that the pass shows.
+    pub images: usize,
 }
 
 /// What a model holds on a GPU.

@@ -198,7 +198,7 @@ impl Checked {
         let in_process = if comm.shares_memory() { ranks as u64 } else { 1 };
         let limits = pass_limits(&config, batch.batch_size);
         let pass = largest_pass(&self.dataset, &limits);
-        let memory = self.source.memory().evaluating(largest_evaluation(&self.dataset, &limits));
+        let memory = self.source.memory().reading_ahead().evaluating(largest_evaluation(&self.dataset, &limits));
         let rank = memory.rank(way, batch.checkpointing, ranks, &pass).ok();
         // A scorer and SARI compare with the text of the prompts; only the rank that scores reads it.
         let generates = config.train.predict_with_generate && self.dataset.validation.is_some();

@@ -210,6 +210,10 @@ pub(super) fn qwen_encoder(
         ("in_chans", "num_channels"),
         ("in_channels", "num_channels"),
     ];
+    // No keys of these classes.
+    for other in ["layer_norm_eps", "num_hidden_layers", "num_attention_heads", "num_channels"] {
+        plain.map.remove(other);
+    }
     for (theirs, ours) in renamed {
         match source.get(theirs) {
             Some(value) => plain.map.insert(ours.into(), value.clone()),
@@ -226,7 +230,8 @@ pub(super) fn qwen_encoder(
     let feature = Feature { final_norm: false, ..encoder.feature };
     let theta = match source.get("rope_parameters") {
         Some(serde_json::Value::Object(rope)) => rope.get("rope_theta").and_then(serde_json::Value::as_f64),
-        _ => None,
+        Some(_) => return Err(source.mismatch("rope_parameters", "an object")),
+        None => None,
     };
     let (fused_qkv, rope_theta) = (true, Some(theta.unwrap_or(10_000.0)));
     Ok(Encoder { frames: Some(frames), grid: [0; 2], interpolation: None, fused_qkv, rope_theta, feature, ..encoder })

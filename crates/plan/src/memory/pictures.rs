@@ -1,0 +1,64 @@
+//! The images of a pass, as far as memory depends on them.
+use super::Pass;
+use super::pool::{VisionCounts, bytes};
+
+/// The images that rows show: how many, and what the largest one takes. All are counted as if they were as large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pictures {
+    /// The most images of a row.
+    pub per_row: u64,
+    /// The most images of a micro-batch, where its rows are known.
+    pub most: Option<u64>,
+    /// The fewest tokens of a row for each of its images. A pass that is cut between short rows has more images than one of long
+    /// rows.
+    pub spacing: u64,
+    /// Rows of the decoder that an image takes.
+    pub rows: u64,
+    /// Tokens of the encoder that an image takes.
+    pub tokens: u64,
+    /// The numbers that encoder or connector read of an image, 4 bytes each in the host's memory.
+    pub numbers: u64,
+    /// Bytes of a thread's scratch memory in the encoder's attention.
+    pub scratch: u64,
+}
+
+impl Pictures {
+    /// How many images a pass has at most.
+    pub fn in_pass(&self, pass: &Pass) -> u64 {
+        let of_rows = pass.tokens.div_ceil(pass.longest.max(1)) * self.per_row;
+        let of_short_rows = self.most.map_or(0, |most| most.min(pass.tokens / self.spacing.max(1)));
+        of_rows.max(of_short_rows).min(pass.tokens / self.rows.max(1))
+    }
+
+    /// Bytes of buffers of a pass that are saved for the backward pass, and of all.
+    pub(super) fn bytes(&self, counts: &VisionCounts, pass: &Pass) -> (u64, u64) {
+        let images = self.in_pass(pass);
+        if images == 0 {
+            return (0, 0);
+        }
+        let tokens = images * self.tokens;
+        (bytes(&counts.saved, tokens), bytes(&counts.all, tokens) + counts.world)
+    }
+
+    /// Bytes of what is read of a pass's images.
+    pub fn read(&self, pass: &Pass) -> u64 {
+        4 * self.numbers * self.in_pass(pass)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_has_as_many_images_as_its_rows_can_show() {
+        let pictures =
+            Pictures { per_row: 2, most: Some(16), spacing: 40, rows: 16, tokens: 64, numbers: 0, scratch: 0 };
+        let of = |tokens, longest| pictures.in_pass(&Pass { tokens, longest, labelled: tokens });
+        assert_eq!(of(800, 100), 16, "eight rows of two");
+        assert_eq!(of(300, 100), 7, "shorter rows: one image for 40 tokens");
+        assert_eq!((of(40, 40), of(20, 20), of(10, 10)), (2, 1, 0), "no more than the tokens have room for");
+        let unknown = Pictures { most: None, ..pictures };
+        assert_eq!(unknown.in_pass(&Pass { tokens: 300, longest: 100, labelled: 300 }), 6);
+    }
+}
