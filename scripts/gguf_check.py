@@ -46,7 +46,8 @@ QUARTER, HALF = dict(ROPE, partial_rotary_factor=0.25), dict(ROPE, partial_rotar
 # Modules that get an adapter.
 ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 DELTA = ATTENTION + ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
-LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+# llama.cpp ignores adapters on the other modules of latent attention.
+LATENT = ["o_proj"]
 MLA = dict(
     head_dim=None, num_key_value_heads=4, num_hidden_layers=3, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24,
     n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True, rms_norm_eps=1e-6,
@@ -139,9 +140,9 @@ FAMILIES = {
     ),
     "deepseek_v2": (
         "DeepseekV2Config",
-        dict(MLA, q_lora_rank=None, n_shared_experts=2, topk_method="greedy", first_k_dense_replace=1, routed_scaling_factor=1.5,
+        dict(MLA, q_lora_rank=None, num_hidden_layers=27, hidden_size=32, n_shared_experts=2, topk_method="greedy", first_k_dense_replace=1, routed_scaling_factor=1.5,
              rope_parameters=dict(YARN, mscale=0.707, mscale_all_dim=0.707)),
-        ["q_proj", *LATENT[2:]],
+        LATENT,
     ),
     "deepseek_v3": (
         "DeepseekV3Config",
@@ -151,9 +152,9 @@ FAMILIES = {
     ),
     "moonlight": (
         "DeepseekV3Config",
-        dict(MLA, q_lora_rank=None, rope_interleave=False, n_shared_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+        dict(MLA, q_lora_rank=None, num_hidden_layers=27, hidden_size=32, rope_interleave=False, n_shared_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1,
              routed_scaling_factor=2.446),
-        ["q_proj", *LATENT[2:]],
+        LATENT,
     ),
     "glm4_moe_lite": (
         "Glm4MoeLiteConfig",
@@ -230,7 +231,7 @@ FAMILIES = {
         dict(GEMMA4, num_hidden_layers=6, num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=32,
              vocab_size_per_layer_input=640,
              layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]),
-        ATTENTION + MLP,
+        ATTENTION + MLP + ["per_layer_input_gate", "per_layer_projection"],
     ),
     "gemma4_31b": (
         "Gemma4TextConfig",
@@ -243,7 +244,7 @@ FAMILIES = {
         dict(GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True, num_hidden_layers=3, hidden_size_per_layer_input=0,
              layer_types=["sliding_attention", "sliding_attention", "full_attention"], enable_moe_block=True, num_experts=4,
              top_k_experts=2, moe_intermediate_size=64),
-        ATTENTION + MLP,
+        ATTENTION + MLP + ["router.proj"],
     ),
     "gemma4_unified": (
         "Gemma4UnifiedTextConfig",
@@ -282,6 +283,30 @@ def learn(model, texts, steps, rate):
         optimizer.step()
 
 
+def as_llama_cpp(model, family):
+    """Gives a Gemma llama.cpp's numerics where they are coarser, so that everything else can be compared closely: GELU from a table in
+    float16, and in Gemma 3n a variance that is divided by one less than the width."""
+    import torch
+    from transformers.models.gemma3n import modeling_gemma3n
+
+    class Gelu(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
+
+    class Torch:
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+        def std(self, *arguments, **named):
+            return torch.std(*arguments, **(named | dict(unbiased=True)))
+
+    for module in list(model.modules()):
+        if hasattr(module, "act_fn"):
+            module.act_fn = Gelu()
+    if family == "gemma3n":
+        modeling_gemma3n.torch = Torch()
+
+
 def make(family, folder):
     """A model with the tokenizer of the text goldens, an adapter, the prompts, and the tokens and logits of both."""
     import peft
@@ -304,6 +329,8 @@ def make(family, folder):
         # No bias, norm or new factor has its default value.
         for name, parameter in model.named_parameters():
             scale = 0.2 if "norm" in name or name.endswith("bias") else 0.3 / parameter.shape[-1] ** 0.5
+            # Larger ones make the streams grow from block to block.
+            scale = 0.05 if "_coefs" in name else scale
             parameter.add_(torch.randn_like(parameter) * scale)
         # Nor any number that files have and nothing trains.
         for name, buffer in model.named_buffers():
@@ -318,6 +345,9 @@ def make(family, folder):
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(f"{ROOT}/tests/golden/c/tokenizer_bpe_gpt2/{file}", f"{folder}/model/{file}")
     prompts = draws[0, :, :PROMPT].tolist()
+
+    if family.startswith("gemma"):
+        as_llama_cpp(model, family)
 
     def greedy(model):
         out = []
@@ -374,7 +404,7 @@ class Llama:
         params.type_k, params.type_v, params.flash_attn_type = 0, 0, 0
         context = self.given(self.lib.llama_init_from_model(self.model, params), "the context")
         if self.adapter:
-            adapters, scales = (ctypes.c_void_p * 1)(self.adapter), (ctypes.c_float * 1)(1.0)
+            adapters, scales = (self.lib.llama_adapter_lora_p_ctypes * 1)(self.adapter), (ctypes.c_float * 1)(1.0)
             assert self.lib.llama_set_adapters_lora(context, adapters, 1, scales) == 0
         ids, rows, given = [], [], list(prompt)
         size = self.lib.llama_vocab_n_tokens(self.vocabulary)

@@ -81,8 +81,15 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
     if !(if gguf.stated_turns { all_or_none() } else { arch.blocks.iter().enumerate().all(turned) }) {
         return Some("positions in only some blocks".into());
     }
+    let short = LITE.contains(&arch.num_hidden_layers);
+    if gguf.name == "deepseek2" && first.latent.is_some_and(|latent| latent.query_rank.is_none() != short) {
+        return Some(if short { "a q_lora_rank with this number of blocks" } else { "q_lora_rank null with this number of blocks" }.into());
+    }
     shared_keys(arch)
 }
+
+/// The numbers of blocks with which llama.cpp takes queries to have no latent (DeepSeek V2 Lite, Moonlight).
+const LITE: [usize; 2] = [26, 27];
 
 /// Blocks that take the keys of another: llama.cpp takes those of the last block but one, or the last, that has its own.
 fn shared_keys(arch: &Arch) -> Option<String> {

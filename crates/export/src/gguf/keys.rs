@@ -13,6 +13,10 @@ pub(super) fn describe(arch: &Arch, gguf: &Gguf, header: &mut Header) {
     put("embedding_length", Value::count(arch.hidden_size));
     put("feed_forward_length", of_blocks(arch.blocks.iter().map(|block| width(arch, block))));
     put("attention.layer_norm_rms_epsilon", Value::F32(arch.rms_norm_eps as f32));
+    if gguf.name == "nemotron_h" {
+        // llama.cpp wants it there, though its norms have no mean.
+        put("attention.layer_norm_epsilon", Value::F32(arch.rms_norm_eps as f32));
+    }
     put("vocab_size", Value::count(arch.vocab_size));
     if let Some(cap) = arch.attention_softcap {
         put("attn_logit_softcapping", Value::F32(cap as f32));

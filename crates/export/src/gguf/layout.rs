@@ -95,7 +95,17 @@ impl Layout {
     /// [`tunesmith_base::Kind::Model`]: llama.cpp changes the matrix in a way that A and B cannot follow.
     pub(super) fn adapted(&self, arch: &Arch, spec: &TensorSpec, a: &[f32], b: &[f32]) -> Result<Vec<Adapted>> {
         let rank = a.len() / spec.shape[1];
-        self.outputs(arch, spec)?
+        let outputs = self.outputs(arch, spec)?;
+        let latent = arch.attentions().any(|attention| attention.latent.is_some());
+        let ignored = |output: &Output| {
+            IGNORED.iter().any(|name| output.name.contains(name)) || latent && output.name.contains("attn_q.")
+        };
+        if outputs.iter().any(ignored) {
+            let name = spec.name.trim_end_matches(".weight");
+            return Err(Error::model(format!("llama.cpp ignores an adapter on {name} in a {} model", self.name))
+                .hint("export the merged model: leave --adapter-only out"));
+        }
+        outputs
             .into_iter()
             .map(|output| {
                 let mut adapted = Adapted { name: output.name, rank, a: a.to_vec(), b: b.to_vec() };
@@ -117,6 +127,9 @@ impl Layout {
             .collect()
     }
 }
+
+/// Parts of the names of matrices that llama.cpp multiplies by without an adapter, which it accepts nevertheless.
+const IGNORED: [&str; 6] = ["attn_q_a", "attn_q_b", "attn_kv_a_mqa", "ffn_latent_", "per_layer_model_proj", "altup_"];
 
 /// An adapter's matrices on a tensor of the file: A is `[rank, in]`, B is `[out, rank]`.
 pub(super) struct Adapted {

@@ -153,8 +153,7 @@ pub fn write_model(
     layout.describe(&merged.arch, &mut header);
     vocabulary.describe(&merged.arch, &mut header)?;
     let mut sources = Vec::new();
-    for (name, values) in layout.computed(&merged.arch) {
-        let shape = vec![values.len()];
+    for (name, shape, values) in layout.computed(&merged.arch) {
         header.tensors.push(Entry { name, format: GgufFormat::F32, shape });
         sources.push(Source::Ready(values));
     }

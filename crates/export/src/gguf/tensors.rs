@@ -180,26 +180,44 @@ fn split(arch: &Arch, spec: &TensorSpec) -> Option<Vec<Output>> {
     Some(vec![of("ffn_gate", 0), of("ffn_up", half)])
 }
 
-/// A tensor that no model folder has: its name, and its values.
-pub(super) type Computed = (String, Vec<f32>);
+/// A tensor that no model folder has: its name, its shape, and its values.
+pub(super) type Computed = (String, Vec<usize>, Vec<f32>);
 
 /// Computed tensors: the factors of rotary frequencies, and norms on q and k that have no weights elsewhere.
 pub(super) fn computed(arch: &Arch) -> Vec<Computed> {
-    let mut all = rotary_factors(arch);
+    let of = |(name, values): (String, Vec<f32>)| (name, vec![values.len()], values);
+    let mut all: Vec<Computed> = rotary_factors(arch).into_iter().map(of).collect();
+    if arch.altup.is_some() {
+        all.extend(unread(arch));
+    }
     if arch.qk_norm == tunesmith_config::arch::QkNorm::Weightless {
         for (layer, block) in arch.blocks.iter().enumerate() {
             let Some(attention) = block.attention() else { continue };
             // llama.cpp scales scores by the root of the head alone.
             let scale = arch.attention_scale * (attention.head_dim as f64).sqrt();
             for (name, value) in [("attn_q_norm", scale as f32), ("attn_k_norm", 1.0)] {
-                all.push((format!("blk.{layer}.{name}.weight"), vec![value; attention.head_dim]));
+                all.push(of((format!("blk.{layer}.{name}.weight"), vec![value; attention.head_dim])));
             }
         }
     }
     all
 }
 
-fn rotary_factors(arch: &Arch) -> Vec<Computed> {
+/// What llama.cpp wants of Gemma 3n's blocks that share keys and values, and never reads: projections of their own.
+fn unread(arch: &Arch) -> Vec<Computed> {
+    let mut all = Vec::new();
+    for (layer, block) in arch.blocks.iter().enumerate() {
+        let Some(attention) = block.attention().filter(|attention| attention.kv_from.is_some()) else { continue };
+        let matrix = vec![attention.kv_size(), arch.hidden_size];
+        for (name, shape) in [("attn_k", &matrix), ("attn_v", &matrix), ("attn_k_norm", &vec![attention.head_dim])] {
+            let zeros = vec![0.0; shape.iter().product()];
+            all.push((format!("blk.{layer}.{name}.weight"), shape.clone(), zeros));
+        }
+    }
+    all
+}
+
+fn rotary_factors(arch: &Arch) -> Vec<(String, Vec<f32>)> {
     let Some(rope) = arch.ropes.first() else { return Vec::new() };
     let narrow = |factors: &[f64]| factors.iter().map(|&factor| factor as f32).collect();
     match &rope.scaling {
