@@ -19,6 +19,7 @@ that Transformers wrote. `margin` is the smallest lead of a best token over the 
 coarse), or if logits of f32 differ by more than 1e-3. The limit is 0.02 for the Gemmas, whose GELU llama.cpp reads from a table in f16.
 """
 import argparse
+import ctypes
 import json
 import os
 import shutil
@@ -36,9 +37,35 @@ SIZES = dict(
     vocab_size=640, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=16, max_position_embeddings=256, bos_token_id=None, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False,
 )
+# Keys whose null means something.
+NULLABLE = ("bos_token_id", "sliding_window", "q_lora_rank")
 ROPE = dict(rope_theta=10000.0, rope_type="default")
 LLAMA3 = dict(rope_theta=10000.0, rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = dict(rope_theta=10000.0, rope_type="yarn", factor=8.0, original_max_position_embeddings=32)
+QUARTER, HALF = dict(ROPE, partial_rotary_factor=0.25), dict(ROPE, partial_rotary_factor=0.5)
+# Modules that get an adapter.
+ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+DELTA = ATTENTION + ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
+# llama.cpp ignores adapters on the other modules of latent attention.
+LATENT = ["o_proj"]
+MLA = dict(
+    head_dim=None, num_key_value_heads=4, num_hidden_layers=3, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24,
+    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True, rms_norm_eps=1e-6,
+)
+MAMBA = dict(
+    head_dim=None, num_hidden_layers=3, layer_types=["mamba", "attention", "mamba"], position_embedding_type="nope", shared_intermediate_size=96,
+    mamba_n_heads=8, mamba_n_groups=2, mamba_d_state=16, mamba_d_head=16, mamba_d_conv=4, mamba_expand=2, mamba_chunk_size=16,
+    embedding_multiplier=2.0, residual_multiplier=0.7, logits_scaling=2.0, attention_multiplier=0.2,
+)
+NEMOTRON = dict(
+    mamba_num_heads=8, mamba_head_dim=16, n_groups=2, ssm_state_size=16, conv_kernel=4, chunk_size=16, layer_norm_epsilon=1e-5,
+    num_hidden_layers=None,
+)
+GEMMA4 = dict(
+    global_head_dim=32, sliding_window=16, final_logit_softcapping=30.0, tie_word_embeddings=True,
+    rope_parameters=dict(sliding_attention=ROPE, full_attention=dict(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.25)),
+)
+# By name: the class of the configuration, what differs from SIZES, and the modules that get an adapter, if not attention's.
 FAMILIES = {
     "llama": ("LlamaConfig", dict(rope_parameters=LLAMA3)),
     "mistral": ("MistralConfig", dict(sliding_window=None)),
@@ -47,7 +74,7 @@ FAMILIES = {
     "gemma": ("GemmaConfig", dict(tie_word_embeddings=True)),
     "gemma2": ("Gemma2Config", dict(query_pre_attn_scalar=16, sliding_window=16, tie_word_embeddings=True)),
     "gemma3": ("Gemma3TextConfig", dict(query_pre_attn_scalar=16, sliding_window=16, num_hidden_layers=6, tie_word_embeddings=True)),
-    "phi3": ("Phi3Config", dict(head_dim=None, original_max_position_embeddings=256)),
+    "phi3": ("Phi3Config", dict(head_dim=None, original_max_position_embeddings=256), ["qkv_proj", "down_proj"]),
     "olmo2": ("Olmo2Config", dict(head_dim=None)),
     "olmo3": (
         "Olmo3Config",
@@ -61,6 +88,170 @@ FAMILIES = {
         dict(head_dim=None, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=96, mlp_only_layers=[]),
     ),
     "qwen3_moe": ("Qwen3MoeConfig", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True, mlp_only_layers=[])),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        dict(num_hidden_layers=4, partial_rotary_factor=0.25, layer_types=None, linear_key_head_dim=16, linear_value_head_dim=16,
+             linear_num_key_heads=2, linear_num_value_heads=6, rope_parameters=QUARTER),
+        DELTA + MLP,
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        dict(intermediate_size=None, num_hidden_layers=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2,
+             linear_num_value_heads=4, rope_parameters=QUARTER, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64,
+             shared_expert_intermediate_size=96),
+        DELTA,
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        dict(num_hidden_layers=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+             rope_parameters=QUARTER, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=96,
+             norm_topk_prob=True),
+        ATTENTION + ["in_proj_qkvz", "in_proj_ba", "out_proj"],
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=16, num_hidden_layers=4,
+             rope_parameters=dict(YARN, truncate=True)),
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        dict(head_dim=None, num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"],
+             block_auto_adjust_ff_dim=False, tie_word_embeddings=True),
+        ["q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w2", "w3"],
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        dict(head_dim=None, num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"], num_dense_layers=1,
+             num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, use_expert_bias=True, tie_word_embeddings=True),
+        ["q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w2", "w3"],
+    ),
+    "ministral3": (
+        "Ministral3Config",
+        dict(head_dim=32, sliding_window=None, max_position_embeddings=256,
+             rope_parameters=dict(YARN, factor=16.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0,
+                                  llama_4_scaling_beta=0.1)),
+    ),
+    "mistral4": (
+        "Mistral4Config",
+        dict(MLA, n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=0, routed_scaling_factor=1.0,
+             rope_parameters=dict(YARN, factor=16.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0,
+                                  llama_4_scaling_beta=0.1, partial_rotary_factor=1 / 3)),
+        LATENT,
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        dict(MLA, q_lora_rank=None, num_hidden_layers=27, hidden_size=32, n_shared_experts=2, topk_method="greedy", first_k_dense_replace=1, routed_scaling_factor=1.5,
+             rope_parameters=dict(YARN, mscale=0.707, mscale_all_dim=0.707)),
+        LATENT,
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        dict(MLA, n_shared_experts=1, n_routed_experts=6, num_experts_per_tok=3, n_group=3, topk_group=2, first_k_dense_replace=1,
+             routed_scaling_factor=2.5, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
+        LATENT,
+    ),
+    "moonlight": (
+        "DeepseekV3Config",
+        dict(MLA, q_lora_rank=None, num_hidden_layers=27, hidden_size=32, rope_interleave=False, n_shared_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+             routed_scaling_factor=2.446),
+        LATENT,
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        dict(MLA, n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.8, mlp_layer_types=["dense", "sparse", "sparse"]),
+        LATENT,
+    ),
+    "glm4": ("Glm4Config", dict(attention_bias=True, rope_parameters=HALF), ATTENTION + ["gate_up_proj", "down_proj"]),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        dict(num_hidden_layers=3, attention_bias=True, use_qk_norm=True, rope_parameters=HALF, n_routed_experts=4, num_experts_per_tok=2,
+             moe_intermediate_size=64, n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.5, first_k_dense_replace=1),
+    ),
+    "granite4": (
+        "GraniteMoeHybridConfig",
+        dict(MAMBA, num_local_experts=0, num_experts_per_tok=0),
+        ATTENTION + ["in_proj", "out_proj", "input_linear", "output_linear"],
+    ),
+    "granite4_moe": (
+        "GraniteMoeHybridConfig",
+        dict(MAMBA, num_local_experts=4, num_experts_per_tok=2, intermediate_size=64),
+        ATTENTION + ["in_proj", "out_proj", "input_linear", "output_linear"],
+    ),
+    "granite4_dense": (
+        "GraniteMoeHybridConfig",
+        dict(MAMBA, num_local_experts=0, num_experts_per_tok=0, position_embedding_type="rope", rope_parameters=ROPE,
+             layer_types=["attention"] * 3),
+        ATTENTION + ["input_linear", "output_linear"],
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        dict(NEMOTRON, layers_block_type=["mamba", "mlp", "attention", "mlp", "mamba"]),
+        ATTENTION + ["in_proj", "up_proj", "down_proj"],
+    ),
+    "nemotron3_nano": (
+        "NemotronHConfig",
+        dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention", "moe"], n_routed_experts=4, num_experts_per_tok=2,
+             moe_intermediate_size=64, moe_shared_expert_intermediate_size=96, routed_scaling_factor=2.5),
+        ATTENTION + ["in_proj"],
+    ),
+    "nemotron3_super": (
+        "NemotronHConfig",
+        dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention", "moe"], n_routed_experts=4, num_experts_per_tok=2,
+             moe_intermediate_size=64, moe_shared_expert_intermediate_size=96, moe_latent_size=32, routed_scaling_factor=2.5),
+        ATTENTION + ["in_proj"],
+    ),
+    "hunyuan": (
+        "HunYuanDenseV1Config",
+        dict(head_dim=32, tie_word_embeddings=True, rope_parameters=dict(rope_theta=10000.0, rope_type="dynamic", alpha=1000.0, factor=1.0)),
+    ),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        dict(head_dim=32, rotary_dim=16, rope_parameters=dict(ROPE, partial_rotary_factor=0.5), intermediate_size=64, num_local_experts=4,
+             num_experts_per_tok=2),
+    ),
+    "afmoe": (
+        "AfmoeConfig",
+        dict(num_hidden_layers=4, sliding_window=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, num_shared_experts=2,
+             num_dense_layers=1, route_scale=1.7, mup_enabled=True),
+        ATTENTION,
+    ),
+    "muse_glimmer": (
+        "MuseGlimmerTextConfig",
+        dict(num_hidden_layers=5, sliding_window=16, qk_scale_factor=2.3, output_multiplier=0.6, final_logit_softcapping=20.0),
+    ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        dict(num_hidden_layers=25, sliding_window=16, num_kv_shared_layers=5, hidden_size_per_layer_input=256,
+             vocab_size_per_layer_input=600, final_logit_softcapping=30.0, tie_word_embeddings=True,
+             activation_sparsity_pattern=[0.95] * 10 + [0.0] * 15),
+        ATTENTION + MLP,
+    ),
+    "gemma4_e2b": (
+        "Gemma4TextConfig",
+        dict(GEMMA4, num_hidden_layers=6, num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=32,
+             vocab_size_per_layer_input=640,
+             layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]),
+        ATTENTION + MLP + ["per_layer_input_gate", "per_layer_projection"],
+    ),
+    "gemma4_31b": (
+        "Gemma4TextConfig",
+        dict(GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True, num_hidden_layers=3, hidden_size_per_layer_input=0,
+             layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
+        ATTENTION + MLP,
+    ),
+    "gemma4_a4b": (
+        "Gemma4TextConfig",
+        dict(GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True, num_hidden_layers=3, hidden_size_per_layer_input=0,
+             layer_types=["sliding_attention", "sliding_attention", "full_attention"], enable_moe_block=True, num_experts=4,
+             top_k_experts=2, moe_intermediate_size=64),
+        ATTENTION + MLP + ["router.proj"],
+    ),
+    "gemma4_unified": (
+        "Gemma4UnifiedTextConfig",
+        dict(GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True, num_hidden_layers=3,
+             layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
+        ATTENTION + MLP,
+    ),
 }
 
 
@@ -92,23 +283,59 @@ def learn(model, texts, steps, rate):
         optimizer.step()
 
 
+def as_llama_cpp(model, family):
+    """Gives a Gemma llama.cpp's numerics where they are coarser, so that everything else can be compared closely: GELU from a table in
+    float16, and in Gemma 3n a variance that is divided by one less than the width."""
+    import torch
+    from transformers.models.gemma3n import modeling_gemma3n
+
+    class Gelu(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
+
+    class Torch:
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+        def std(self, *arguments, **named):
+            return torch.std(*arguments, **(named | dict(unbiased=True)))
+
+    for module in list(model.modules()):
+        if hasattr(module, "act_fn"):
+            module.act_fn = Gelu()
+    if family == "gemma3n":
+        modeling_gemma3n.torch = Torch()
+
+
 def make(family, folder):
     """A model with the tokenizer of the text goldens, an adapter, the prompts, and the tokens and logits of both."""
     import peft
     import torch
     import transformers
 
+    sys.path.append(f"{ROOT}/scripts/golden")
+    import muse  # noqa: F401 (makes its class known)
+
     torch.set_num_threads(1)
-    kind, more = FAMILIES[family]
-    arguments = {key: value for key, value in (SIZES | more).items() if not (key == "head_dim" and value is None)}
+    kind, more, *modules = FAMILIES[family]
+    arguments = {key: value for key, value in (SIZES | more).items() if value is not None or key in NULLABLE}
     torch.manual_seed(7)
     config = getattr(transformers, kind)(**arguments)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    # Transformers has the class, and does not list it.
+    transformers.AutoModelForCausalLM.register(transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True)
+    eager = dict(attn_implementation="eager", experts_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **eager)
     with torch.no_grad():
         # No bias, norm or new factor has its default value.
         for name, parameter in model.named_parameters():
             scale = 0.2 if "norm" in name or name.endswith("bias") else 0.3 / parameter.shape[-1] ** 0.5
+            # Larger ones make the streams grow from block to block.
+            scale = 0.05 if "_coefs" in name else scale
             parameter.add_(torch.randn_like(parameter) * scale)
+        # Nor any number that files have and nothing trains.
+        for name, buffer in model.named_buffers():
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
+                buffer.add_(torch.randn_like(buffer) * 0.1)
     words = torch.tensor(whole_words())
     draws = words[torch.randint(len(words), (2, 3, PROMPT + NEW), generator=torch.Generator().manual_seed(3))]
     draws[1, :, :PROMPT] = draws[0, :, :PROMPT]
@@ -118,6 +345,9 @@ def make(family, folder):
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(f"{ROOT}/tests/golden/c/tokenizer_bpe_gpt2/{file}", f"{folder}/model/{file}")
     prompts = draws[0, :, :PROMPT].tolist()
+
+    if family.startswith("gemma"):
+        as_llama_cpp(model, family)
 
     def greedy(model):
         out = []
@@ -131,7 +361,7 @@ def make(family, folder):
         return out
 
     plain = greedy(model)
-    targets = ["qkv_proj", "down_proj"] if family == "phi3" else ["q_proj", "v_proj", "k_proj", "o_proj"]
+    targets = modules[0] if modules else ATTENTION
     tuned = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=6, use_rslora=True, target_modules=targets, task_type="CAUSAL_LM"))
     learn(tuned, draws[1].tolist(), 200, 2e-2)
     tuned.eval()
@@ -139,64 +369,29 @@ def make(family, folder):
     return prompts, plain, greedy(tuned)
 
 
-# The used part of llama.h, in the version above. Unused pointers are `void *`.
-HEADER = """
-struct llama_model_params {
-    void *devices, *tensor_buft_overrides; int32_t n_gpu_layers, split_mode, load_mode, lazy_mode, main_gpu;
-    void *tensor_split, *progress_callback, *progress_callback_user_data, *kv_overrides;
-    bool vocab_only, check_tensors, use_extra_bufts, no_host, no_alloc, load_mtp;
-};
-struct llama_context_params {
-    uint32_t n_ctx, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max, n_outputs_max_per_seq; int32_t n_threads, n_threads_batch;
-    int32_t ctx_type, rope_scaling_type, pooling_type, attention_type, flash_attn_type;
-    float rope_freq_base, rope_freq_scale, yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow;
-    uint32_t yarn_orig_ctx; float defrag_thold; void *cb_eval, *cb_eval_user_data; int32_t type_k, type_v; size_t moe_cache_size;
-    void *abort_callback, *abort_callback_data; bool embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified;
-    void *samplers; size_t n_samplers; void *ctx_other;
-};
-struct llama_batch { int32_t n_tokens; int32_t *token; float *embd; int32_t *pos, *n_seq_id, **seq_id; int8_t *logits; };
-struct llama_model_params llama_model_default_params(void);
-struct llama_context_params llama_context_default_params(void);
-void llama_log_set(void (*)(int, const char *, void *), void *);
-void *llama_model_load_from_file(const char *, struct llama_model_params);
-void *llama_model_get_vocab(void *);
-int32_t llama_vocab_n_tokens(void *);
-int32_t llama_tokenize(void *, const char *, int32_t, int32_t *, int32_t, bool, bool);
-void *llama_init_from_model(void *, struct llama_context_params);
-void llama_free(void *);
-void *llama_adapter_lora_init(void *, const char *);
-int32_t llama_set_adapters_lora(void *, void **, size_t, float *);
-struct llama_batch llama_batch_get_one(int32_t *, int32_t);
-int32_t llama_decode(void *, struct llama_batch);
-float *llama_get_logits_ith(void *, int32_t);
-"""
-
-
 class Llama:
     """A GGUF file in llama.cpp, with an adapter if one is named."""
 
-    def __init__(self, path, adapter=None):
-        import cffi
-        import xllamacpp.xllamacpp
+    quiet = None
 
-        self.ffi = cffi.FFI()
-        self.ffi.cdef(HEADER)
-        self.lib = self.ffi.dlopen(xllamacpp.xllamacpp.__file__)
-        params = self.lib.llama_context_default_params()
-        assert (params.n_ctx, params.type_k, params.ctx_other) == (512, 1, self.ffi.NULL), "another llama.cpp than the header is of"
-        self.quiet = self.ffi.callback("void(int, const char *, void *)", lambda *_: None)
-        self.lib.llama_log_set(self.quiet, self.ffi.NULL)
+    def __init__(self, path, adapter=None):
+        import llama_cpp
+
+        self.lib = llama_cpp.llama_cpp
+        if Llama.quiet is None:
+            Llama.quiet = self.lib.llama_log_callback(lambda *_: None)
+            self.lib.llama_log_set(Llama.quiet, None)
         self.model = self.given(self.lib.llama_model_load_from_file(path.encode(), self.lib.llama_model_default_params()), path)
         self.vocabulary = self.lib.llama_model_get_vocab(self.model)
         self.adapter = self.given(self.lib.llama_adapter_lora_init(self.model, adapter.encode()), adapter) if adapter else None
 
     def given(self, pointer, what):
-        if pointer == self.ffi.NULL:
+        if not pointer:
             raise ValueError(f"llama.cpp does not load {os.path.basename(what)}")
         return pointer
 
     def tokens(self, text):
-        data, room = text.encode(), self.ffi.new("int32_t[]", 256)
+        data, room = text.encode(), (ctypes.c_int32 * 256)()
         return list(room[0 : self.lib.llama_tokenize(self.vocabulary, data, len(data), room, 256, False, True)])
 
     def walk(self, prompt, follow=None):
@@ -209,15 +404,14 @@ class Llama:
         params.type_k, params.type_v, params.flash_attn_type = 0, 0, 0
         context = self.given(self.lib.llama_init_from_model(self.model, params), "the context")
         if self.adapter:
-            adapters, scales = self.ffi.new("void *[]", [self.adapter]), self.ffi.new("float[]", [1.0])
+            adapters, scales = (self.lib.llama_adapter_lora_p_ctypes * 1)(self.adapter), (ctypes.c_float * 1)(1.0)
             assert self.lib.llama_set_adapters_lora(context, adapters, 1, scales) == 0
         ids, rows, given = [], [], list(prompt)
+        size = self.lib.llama_vocab_n_tokens(self.vocabulary)
         for at in range(NEW):
-            room = self.ffi.new("int32_t[]", given)
+            room = (ctypes.c_int32 * len(given))(*given)
             assert self.lib.llama_decode(context, self.lib.llama_batch_get_one(room, len(given))) == 0
-            logits = self.lib.llama_get_logits_ith(context, -1)
-            size = self.lib.llama_vocab_n_tokens(self.vocabulary)
-            rows.append(np.frombuffer(self.ffi.buffer(logits, 4 * size), dtype=np.float32).copy())
+            rows.append(np.ctypeslib.as_array(self.lib.llama_get_logits_ith(context, -1), (size,)).copy())
             given = [int(rows[-1].argmax()) if follow is None else follow[at]]
             ids += given
         self.lib.llama_free(context)

@@ -2,7 +2,7 @@
 //! chosen by sigmoids and a bias, with an MLP beside them. Both parts of a block have norms before and after.
 use crate::arch::{Arch, BlockSpec, ExpertNames, Experts, GateSpec, PartSpec, QkNorm, RouterSpec, SharedExpert};
 use crate::decoder_json::{Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -15,7 +15,15 @@ pub(super) static FAMILY: Family = Family {
                sigmoids and a bias, with an MLP beside them; dense MLPs in the first blocks",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        windows: &[|block| block % 4 != 3],
+        turns: |_, window| window,
+        rooted_embedding: true,
+        router_keys: true,
+        dense_first: true,
+        bare: true,
+        ..Gguf::named("afmoe")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

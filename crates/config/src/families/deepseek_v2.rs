@@ -1,7 +1,7 @@
 //! `DeepSeek` V2: multi-head latent attention, and the experts with the largest probabilities.
 use crate::arch::{Arch, BlockSpec, ExpertNames, Experts, LatentSpec, RouterSpec, SharedExpert};
 use crate::decoder_json::{Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::latent_json::LatentDefaults;
 use tunesmith_base::error::Result;
@@ -14,7 +14,13 @@ pub(super) static FAMILY: Family = Family {
                larger models; dense MLPs in the first blocks",
     sparse: true,
     classifier: Some("DeepseekV2ForSequenceClassification"),
-    gguf: None,
+    gguf: Some(Gguf {
+        yarn_log: Some(0.1),
+        router_keys: true,
+        dense_first: true,
+        bare: true,
+        ..Gguf::named("deepseek2")
+    }),
 };
 
 const LATENT: LatentDefaults = LatentDefaults {

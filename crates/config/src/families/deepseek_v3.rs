@@ -1,7 +1,7 @@
 //! `DeepSeek` V3: multi-head latent attention, and experts chosen by sigmoids and a bias.
 use crate::arch::{Arch, LatentSpec};
 use crate::decoder_json::{DeepSeekDefaults, Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::latent_json::LatentDefaults;
 use tunesmith_base::error::Result;
@@ -14,7 +14,13 @@ pub(super) static FAMILY: Family = Family {
                dense MLPs in the first blocks",
     sparse: true,
     classifier: Some("DeepseekV3ForSequenceClassification"),
-    gguf: None,
+    gguf: Some(Gguf {
+        yarn_log: Some(0.1),
+        router_keys: true,
+        dense_first: true,
+        bare: true,
+        ..Gguf::named("deepseek2")
+    }),
 };
 
 const LATENT: LatentDefaults = LatentDefaults {

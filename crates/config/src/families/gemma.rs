@@ -12,7 +12,7 @@ pub(super) static FAMILY: Family = Family {
     features: "GeGLU, norm weights counted from 1, scaled embeddings",
     sparse: false,
     classifier: Some("GemmaForSequenceClassification"),
-    gguf: Some(Gguf { tied: true, ..Gguf::named("gemma") }),
+    gguf: Some(Gguf { tied: true, gelu: true, rooted_embedding: true, ..Gguf::named("gemma") }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

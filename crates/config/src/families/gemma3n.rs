@@ -3,7 +3,7 @@
 use super::{gemma, gemma4};
 use crate::arch::{AltUpSpec, Arch, NormPlacement, PartSpec, QkNorm};
 use crate::decoder_json::Defaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::quantile::normal_quantile;
 use serde_json::Value;
@@ -18,7 +18,15 @@ pub(super) static FAMILY: Family = Family {
                per-layer embeddings; last blocks that share keys and values",
     sparse: false,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        score_scale: Some(1.0),
+        rooted_embedding: true,
+        gelu: true,
+        windows: &[|block| block % 5 != 4],
+        bare: true,
+        uneven: true,
+        ..Gguf::named("gemma3n")
+    }),
 };
 
 /// More streams than any model has.

@@ -4,7 +4,7 @@
 use super::gemma;
 use crate::arch::{Arch, BlockSpec, BranchSpec, ExpertNames, Experts, NormPlacement, PartSpec, PerLayerSpec, QkNorm};
 use crate::decoder_json::{Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::{MAX_SIZE, Source, brief};
 use serde_json::{Map, Value};
 use tunesmith_base::error::Result;
@@ -18,7 +18,16 @@ pub(super) static FAMILY: Family = Family {
                that share keys and values; experts beside the MLP",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        score_scale: Some(1.0),
+        rooted_embedding: true,
+        gelu: true,
+        listed_windows: true,
+        ropes: &["proportional"],
+        bare: true,
+        uneven: true,
+        ..Gguf::named("gemma4")
+    }),
 };
 
 /// The rope parameters of a file without any.

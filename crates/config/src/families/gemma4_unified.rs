@@ -2,7 +2,7 @@
 use super::{gemma, gemma4};
 use crate::arch::Arch;
 use crate::decoder_json::Defaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -13,7 +13,16 @@ pub(super) static FAMILY: Family = Family {
     features: "Gemma 4 without per-layer embeddings and without experts",
     sparse: false,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        score_scale: Some(1.0),
+        rooted_embedding: true,
+        gelu: true,
+        listed_windows: true,
+        ropes: &["proportional"],
+        bare: true,
+        uneven: true,
+        ..Gguf::named("gemma4")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

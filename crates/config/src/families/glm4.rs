@@ -2,7 +2,7 @@
 //! and MLP.
 use crate::arch::{Arch, ModuleNames, PartSpec};
 use crate::decoder_json::Defaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
     features: "biases on q, k and v, half of each head rotated by neighbouring pairs, gate and up in one matrix, four norms a block",
     sparse: false,
     classifier: Some("Glm4ForSequenceClassification"),
-    gguf: None,
+    gguf: Some(Gguf { ropes: &["partial"], bare: true, ..Gguf::named("glm4") }),
 };
 
 /// Tokens that end a generation where the file names none.

@@ -1,7 +1,7 @@
 //! GLM-4.5: half of each head rotated, experts chosen by sigmoids and a bias with an MLP beside them, dense MLPs in the first blocks.
 use crate::arch::{Arch, QkNorm};
 use crate::decoder_json::{DeepSeekDefaults, Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -13,7 +13,14 @@ pub(super) static FAMILY: Family = Family {
                and a bias, an MLP beside them, dense MLPs in the first blocks",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        ropes: &["partial"],
+        router_keys: true,
+        dense_first: true,
+        bare: true,
+        ffn_norm: "post_attention_norm",
+        ..Gguf::named("glm4moe")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

@@ -1,7 +1,7 @@
 //! GLM-4.7-Flash: `DeepSeek` V3 with a list of the blocks that have experts.
 use crate::arch::{Arch, LatentSpec};
 use crate::decoder_json::{DeepSeekDefaults, Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::latent_json::LatentDefaults;
 use tunesmith_base::error::Result;
@@ -14,7 +14,13 @@ pub(super) static FAMILY: Family = Family {
                a dense MLP in the first block",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        yarn_log: Some(0.1),
+        router_keys: true,
+        dense_first: true,
+        bare: true,
+        ..Gguf::named("deepseek2")
+    }),
 };
 
 const LATENT: LatentDefaults = LatentDefaults {

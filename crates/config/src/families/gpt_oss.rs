@@ -1,7 +1,7 @@
 //! gpt-oss: experts with biases and a clamped activation in every block, sinks in the attention, a window in every other block.
 use crate::arch::{Arch, BlockSpec, Clamp, ExpertNames, Experts};
 use crate::decoder_json::{Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -13,7 +13,12 @@ pub(super) static FAMILY: Family = Family {
                a sliding window in every other block",
     sparse: true,
     classifier: Some("GptOssForSequenceClassification"),
-    gguf: None,
+    gguf: Some(Gguf {
+        windows: &[|block| block.is_multiple_of(2)],
+        untied: true,
+        ffn_norm: "post_attention_norm",
+        ..Gguf::named("gpt-oss")
+    }),
 };
 
 /// The rope parameters of a file without any.

@@ -1,7 +1,7 @@
 //! Granite 4: Granite's constants, Mamba 2 in most blocks, attention mostly without positions, an MLP that all tokens share.
 use crate::arch::{Arch, BlockSpec, ExpertNames, Experts, HiddenAct, MambaSpec, ModuleNames, PartSpec, SharedExpert};
 use crate::decoder_json::{Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::mixers_json::{MAX_KERNEL, MAX_ROWS};
 use tunesmith_base::error::Result;
@@ -14,7 +14,17 @@ pub(super) static FAMILY: Family = Family {
                embedding; experts beside an MLP in H-Tiny and H-Small",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        variant: |hybrid, sparse| match (hybrid, sparse) {
+            (true, _) => None,
+            (false, true) => Some("granitemoe"),
+            (false, false) => Some("granite"),
+        },
+        pairs: true,
+        scales: true,
+        stated_turns: true,
+        ..Gguf::named("granitehybrid")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

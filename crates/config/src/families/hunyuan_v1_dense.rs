@@ -1,7 +1,7 @@
 //! `HunYuan`, dense: Llama with norms on each head of q and k after the rotary embedding, whose base is stretched once.
 use crate::arch::{Arch, ModuleNames, QkNorm, RopeScaling};
 use crate::decoder_json::Defaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -12,7 +12,7 @@ pub(super) static FAMILY: Family = Family {
     features: "norms on each head of q and k, behind the rotary embedding; a rotary base stretched by alpha",
     sparse: false,
     classifier: Some("HunYuanDenseV1ForSequenceClassification"),
-    gguf: None,
+    gguf: Some(Gguf { bare: true, ..Gguf::named("hunyuan-dense") }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

@@ -1,7 +1,7 @@
 //! LFM2: most blocks have a convolution over three tokens, between two gates, in place of attention.
 use crate::arch::{Arch, ModuleNames, PartSpec, QkNorm, ShortConvSpec};
 use crate::decoder_json::Defaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::mixers_json::MAX_KERNEL;
 use tunesmith_base::error::Result;
@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
     features: "short convolutions between gates in most blocks, attention with norms on each head of q and k in the others",
     sparse: false,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf { bare: true, final_norm: "token_embd_norm", ..Gguf::named("lfm2") }),
 };
 
 pub(super) fn defaults() -> Defaults {

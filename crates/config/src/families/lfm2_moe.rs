@@ -2,7 +2,7 @@
 use super::lfm2::{defaults, mixers};
 use crate::arch::{Arch, BlockSpec, ExpertNames, Experts, RouterSpec};
 use crate::decoder_json::ExpertDefaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -14,7 +14,12 @@ pub(super) static FAMILY: Family = Family {
                chosen by sigmoids and a bias, dense MLPs in the first blocks",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        bare: true,
+        dense_first: true,
+        final_norm: "token_embd_norm",
+        ..Gguf::named("lfm2moe")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

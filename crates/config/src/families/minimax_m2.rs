@@ -1,7 +1,7 @@
 //! MiniMax-M2: norms over the whole width of q and k, a part of each head rotated, experts chosen by sigmoids and a bias in every block.
 use crate::arch::{Arch, BlockSpec, ExpertNames, Experts, QkNorm, RouterSpec};
 use crate::decoder_json::{Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -12,7 +12,7 @@ pub(super) static FAMILY: Family = Family {
     features: "norms over the whole width of q and k, a part of each head rotated, experts chosen by sigmoids and a bias",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf { ropes: &["partial"], bare: true, untied: true, ..Gguf::named("minimax-m2") }),
 };
 
 const HEAD_DIM: usize = 128;

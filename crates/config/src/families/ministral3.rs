@@ -1,7 +1,7 @@
 //! Ministral 3: Mistral whose queries are scaled by their position.
 use crate::arch::Arch;
 use crate::decoder_json::Defaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -12,7 +12,7 @@ pub(super) static FAMILY: Family = Family {
     features: "queries scaled by their position beyond the original context, an optional sliding window",
     sparse: false,
     classifier: Some("Ministral3ForSequenceClassification"),
-    gguf: None,
+    gguf: Some(Gguf { pairs: true, yarn_log: Some(1.0), ..Gguf::named("mistral3") }),
 };
 
 /// The rope parameters of a file without any.

@@ -1,7 +1,7 @@
 //! Mistral 4: multi-head latent attention whose queries are scaled by their position, and experts chosen by a softmax.
 use crate::arch::{Arch, Experts, LatentSpec, RouterSpec};
 use crate::decoder_json::{DeepSeekDefaults, Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::latent_json::LatentDefaults;
 use tunesmith_base::error::Result;
@@ -14,7 +14,13 @@ pub(super) static FAMILY: Family = Family {
                with an MLP beside them",
     sparse: true,
     classifier: Some("Mistral4ForSequenceClassification"),
-    gguf: None,
+    gguf: Some(Gguf {
+        yarn_log: Some(0.1),
+        router_keys: true,
+        dense_first: true,
+        bare: true,
+        ..Gguf::named("mistral4")
+    }),
 };
 
 /// The rope parameters of a file without any.

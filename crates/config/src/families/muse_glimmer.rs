@@ -3,7 +3,7 @@
 //! attention without positions.
 use crate::arch::{Arch, GateSpec, NormPlacement, QkNorm};
 use crate::decoder_json::Defaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -16,7 +16,15 @@ pub(super) static FAMILY: Family = Family {
                on logits",
     sparse: false,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        pairs: true,
+        listed_windows: true,
+        turns: |_, window| window,
+        multiplied_logits: true,
+        bare: true,
+        untied: true,
+        ..Gguf::named("muse-glimmer")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

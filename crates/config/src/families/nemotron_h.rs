@@ -1,7 +1,7 @@
 //! Nemotron-H: a block is one mixer: Mamba 2, attention without positions, an MLP without a gate, or experts of such MLPs.
 use crate::arch::{Arch, BlockSpec, BranchSpec, ExpertNames, Experts, MambaSpec, ModuleNames, PartSpec, SharedExpert};
 use crate::decoder_json::{DeepSeekDefaults, Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::mixers_json::{MAX_KERNEL, MAX_ROWS};
 use serde_json::Value;
@@ -15,7 +15,13 @@ pub(super) static FAMILY: Family = Family {
                the squared ReLU, chosen by sigmoids and a bias, with an MLP beside them",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        variant: |_, sparse| sparse.then_some("nemotron_h_moe"),
+        turns: |_, _| false,
+        router_keys: true,
+        uneven: true,
+        ..Gguf::named("nemotron_h")
+    }),
 };
 
 /// The kinds of blocks, as `layers_block_type` and `hybrid_override_pattern` write them.

@@ -1,7 +1,7 @@
 //! Qwen3.5, text: three of four blocks have linear attention by the gated delta rule, the others attention with a gate on its output.
 use crate::arch::{Arch, DeltaNetNames, DeltaNetSpec, GateSpec, PartSpec, QkNorm};
 use crate::decoder_json::Defaults;
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::mixers_json::{MAX_KERNEL, MAX_ROWS};
 use tunesmith_base::error::Result;
@@ -14,7 +14,13 @@ pub(super) static FAMILY: Family = Family {
                a quarter of each head rotated",
     sparse: false,
     classifier: Some("Qwen3_5TextForSequenceClassification"),
-    gguf: None,
+    gguf: Some(Gguf {
+        ropes: &["partial"],
+        sections: true,
+        bare: true,
+        ffn_norm: "post_attention_norm",
+        ..Gguf::named("qwen35")
+    }),
 };
 
 pub(super) fn defaults() -> Defaults {

@@ -2,7 +2,7 @@
 use super::qwen3_5::{defaults, mixers};
 use crate::arch::{Arch, BlockSpec, DeltaNetNames, Experts, SharedExpert};
 use crate::decoder_json::{Defaults, ExpertDefaults};
-use crate::family::Family;
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -14,7 +14,13 @@ pub(super) static FAMILY: Family = Family {
                quarter of each head rotated, experts with a shared one",
     sparse: true,
     classifier: None,
-    gguf: None,
+    gguf: Some(Gguf {
+        ropes: &["partial"],
+        sections: true,
+        bare: true,
+        ffn_norm: "post_attention_norm",
+        ..Gguf::named("qwen35moe")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

@@ -15,7 +15,7 @@ pub(super) static FAMILY: Family = Family {
     gguf: Some(Gguf {
         pairs: true,
         ropes: &["llama3"],
-        turns: |block| !(block + 1).is_multiple_of(4),
+        turns: |block, _| !(block + 1).is_multiple_of(4),
         ..Gguf::named("smollm3")
     }),
 };

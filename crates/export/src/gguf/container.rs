@@ -17,6 +17,8 @@ pub(super) enum Value {
     Bool(bool),
     Text(String),
     Texts(Vec<String>),
+    U32s(Vec<u32>),
+    Bools(Vec<bool>),
     I32s(Vec<i32>),
     F32s(Vec<f32>),
 }
@@ -30,13 +32,17 @@ impl Value {
         Self::U32(u32::try_from(number).unwrap_or(u32::MAX))
     }
 
+    pub(super) fn counts(numbers: &[usize]) -> Self {
+        Self::U32s(numbers.iter().map(|&number| u32::try_from(number).unwrap_or(u32::MAX)).collect())
+    }
+
     const fn code(&self) -> u32 {
         match self {
             Self::U32(_) => 4,
             Self::F32(_) => 6,
             Self::Bool(_) => 7,
             Self::Text(_) => 8,
-            Self::Texts(_) | Self::I32s(_) | Self::F32s(_) => 9,
+            Self::Texts(_) | Self::U32s(_) | Self::Bools(_) | Self::I32s(_) | Self::F32s(_) => 9,
         }
     }
 
@@ -55,6 +61,14 @@ impl Value {
                 for value in values {
                     text(out, value);
                 }
+            }
+            Self::U32s(values) => {
+                list(out, 4, values.len());
+                out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            }
+            Self::Bools(values) => {
+                list(out, 7, values.len());
+                out.extend(values.iter().map(|&value| u8::from(value)));
             }
             Self::I32s(values) => {
                 list(out, 5, values.len());

@@ -1,8 +1,14 @@
 //! GGUF, the files of llama.cpp: a model with its tokenizer and chat template, or an adapter.
 //! Format: `docs/gguf.md` of ggml; names and rules: llama.cpp's own converter.
+mod check;
 mod container;
-mod families;
+mod keys;
+mod layout;
+mod mxfp4;
+mod names;
+mod rows;
 mod split;
+mod tensors;
 mod vocabulary;
 
 use std::cell::RefCell;
@@ -14,12 +20,14 @@ use candle_core::{Device, Tensor};
 
 use super::merge::{Merged, fits};
 use container::{Entry, Header, Value};
-use families::Layout;
+use layout::{Adapted, Layout, Made};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::preflight;
 use tunesmith_config::arch::{Arch, TensorSpec};
+use tensors::Output;
 use tunesmith_model::weights::Dtype;
+use tunesmith_ops::quant::Format;
 pub use vocabulary::GgufVocabulary;
 
 /// How the numbers of matrices are stored. Vectors and routers are always float32.
@@ -33,6 +41,8 @@ pub enum GgufFormat {
     Q8_0,
     /// Blocks of 32 numbers: half bytes with a scale; embedding and head as [`GgufFormat::Q8_0`].
     Q4_0,
+    /// Blocks of 32 numbers: half bytes with a power of two. Only for matrices that the model's own files have so.
+    Mxfp4,
 }
 
 impl GgufFormat {
@@ -57,6 +67,7 @@ impl GgufFormat {
             Self::F16 => 1,
             Self::Q4_0 => 2,
             Self::Q8_0 => 7,
+            Self::Mxfp4 => 38,
         }
     }
 
@@ -67,6 +78,7 @@ impl GgufFormat {
             Self::F16 => 1,
             Self::Q4_0 => 2,
             Self::Q8_0 => 8,
+            Self::Mxfp4 => 39,
         }
     }
 
@@ -76,6 +88,7 @@ impl GgufFormat {
             Self::F16 => 2 * count,
             Self::Q4_0 => count / BLOCK * 18,
             Self::Q8_0 => count / BLOCK * 34,
+            Self::Mxfp4 => count / mxfp4::BLOCK * mxfp4::BYTES,
         }
     }
 
@@ -84,7 +97,7 @@ impl GgufFormat {
         let columns = shape.last().copied().unwrap_or(1);
         let vocabulary = ["token_embd.weight", "output.weight"].contains(&name);
         match self {
-            _ if shape.len() < 2 || name.contains("ffn_gate_inp") => Self::F32,
+            _ if shape.len() < 2 || keeps_f32(name) => Self::F32,
             // Rows must consist of whole blocks.
             Self::Q8_0 | Self::Q4_0 if !columns.is_multiple_of(BLOCK) => Self::F16,
             Self::Q4_0 if vocabulary => Self::Q8_0,
@@ -105,8 +118,16 @@ impl GgufFormat {
             Self::F16 => Ok(values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect()),
             Self::Q4_0 => quantized(GgmlDType::Q4_0),
             Self::Q8_0 => quantized(GgmlDType::Q8_0),
+            Self::Mxfp4 => mxfp4::encode(values),
         }
     }
+}
+
+/// Whether llama.cpp wants the numbers of a matrix in float32: routers, and what its mixers read value by value.
+fn keeps_f32(name: &str) -> bool {
+    ["ffn_gate_inp", "ssm_a", "ssm_d", "ssm_norm", "ssm_conv1d", "shortconv.conv", "altup_", "_exps.bias"]
+        .iter()
+        .any(|part| name.contains(part))
 }
 
 /// Values in a quantization block.
@@ -132,34 +153,40 @@ pub fn write_model(
     layout.describe(&merged.arch, &mut header);
     vocabulary.describe(&merged.arch, &mut header)?;
     let mut sources = Vec::new();
-    for (name, values) in layout.extra(&merged.arch) {
-        let shape = vec![values.len()];
+    for (name, shape, values) in layout.computed(&merged.arch) {
         header.tensors.push(Entry { name, format: GgufFormat::F32, shape });
         sources.push(Source::Ready(values));
     }
-    for (name, shape, parts) in layout.tensors(&merged.arch)? {
-        header.tensors.push(Entry { format: format.of(&name, &shape), name, shape });
+    for Made { name, shape, parts } in layout.tensors(&merged.arch)? {
+        let kept = format != GgufFormat::F32 && parts.iter().all(|(spec, _)| is_mxfp4(merged, spec));
+        let format = if kept { GgufFormat::Mxfp4 } else { format.of(&name, &shape) };
+        header.tensors.push(Entry { format, name, shape });
         sources.push(Source::Merged(parts));
     }
     write(path, &header, &|index| match &sources[index] {
         Source::Ready(values) => Ok(values.clone()),
         Source::Merged(parts) => {
             let mut all = Vec::new();
-            for part in parts {
-                let mut values = merged.values(part)?;
-                layout.transform(&merged.arch, &part.name, &mut values);
-                all.extend(values);
+            for (spec, output) in parts {
+                all.extend(output.values(spec, merged.values(spec)?));
             }
             Ok(all)
         }
     })
 }
 
+/// Whether a matrix can stay in MXFP4: the base's files have it so, and no adapter changes it.
+fn is_mxfp4(merged: &Merged, spec: &TensorSpec) -> bool {
+    merged.weights.format_of(&spec.name) == Some(Format::Mxfp4)
+        && !merged.changes(&spec.name)
+        && spec.shape.last().is_some_and(|width| width.is_multiple_of(mxfp4::BLOCK))
+}
+
 /// Where a tensor's values come from.
 enum Source {
     Ready(Vec<f32>),
     /// From tensors of the model, one after the other.
-    Merged(Vec<TensorSpec>),
+    Merged(Vec<(TensorSpec, Output)>),
 }
 
 /// Writes an adapter; returns the bytes of the file.
@@ -185,22 +212,28 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: 
     let mut sources = Vec::new();
     for placement in &adapter.placements {
         let weight = placement.weight(arch);
-        let (name, mut parts) = (layout.rename(arch, &weight)?, placement.tensors().into_iter());
-        for side in ["lora_a", "lora_b"] {
-            let Some((tensor, shape)) = parts.next() else { continue };
-            let mut values = adapter.tensors.get(&tensor).map(|(_, values)| values.clone()).unwrap_or_default();
-            if side == "lora_b" {
-                layout.transform(arch, &weight, &mut values);
-                // llama.cpp scales by alpha / rank; the rest of another scale (rsLoRA, patterns) goes here.
-                let factor = placement.adapter.rank().map_or(1.0, |rank| rank.scale * rank.r as f32 / alpha);
-                if (factor - 1.0).abs() > 1e-6 {
-                    for value in &mut values {
-                        *value *= factor;
-                    }
-                }
+        let named = placement.tensors();
+        let [a, b] = ["lora_A", "lora_B"].map(|side| named.iter().find(|(name, _)| name.contains(side)));
+        let (Some((a, [_, inputs])), Some((b, [outputs, _]))) =
+            (a.map(|(name, shape)| (name, shape.as_slice())), b.map(|(name, shape)| (name, shape.as_slice())))
+        else {
+            continue;
+        };
+        let spec = TensorSpec::new(&weight, &[*outputs, *inputs]);
+        let values = |name: &String| adapter.tensors.get(name).map(|(_, values)| values.as_slice()).unwrap_or_default();
+        // llama.cpp scales by alpha / rank; the rest of another scale (rsLoRA, patterns) goes here.
+        let factor = placement.adapter.rank().map_or(1.0, |rank| rank.scale * rank.r as f32 / alpha);
+        for mut adapted in layout.adapted(arch, &spec, values(a), values(b))? {
+            if (factor - 1.0).abs() > 1e-6 {
+                adapted.b.iter_mut().for_each(|value| *value *= factor);
             }
-            header.tensors.push(Entry { name: format!("{name}.{side}"), format, shape });
-            sources.push(values);
+            let Adapted { name, rank, a, b } = adapted;
+            for (side, shape, values) in
+                [("lora_a", vec![rank, a.len() / rank], a), ("lora_b", vec![b.len() / rank, rank], b)]
+            {
+                header.tensors.push(Entry { name: format!("{name}.{side}"), format, shape });
+                sources.push(values);
+            }
         }
     }
     write(path, &header, &|index| Ok(sources[index].clone()))

@@ -1,0 +1,145 @@
+//! A model as llama.cpp has it: its header, its tensors, and an adapter's.
+use super::check::{check, refuse};
+use super::container::Header;
+use super::names::is_mixer;
+use super::rows::Step;
+use super::tensors::{Computed, Output, computed, outputs};
+use super::keys;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{Arch, BlockSpec, Gguf, PartSpec, TensorSpec};
+
+/// A model family as llama.cpp knows it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    gguf: Gguf,
+    name: &'static str,
+}
+
+/// A tensor of the file: its name and shape, and what it is made of, one after the other.
+pub(super) struct Made {
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) parts: Vec<(TensorSpec, Output)>,
+}
+
+impl Layout {
+    /// The layout of a model.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: llama.cpp does not know the family, or computes the model otherwise.
+    pub(super) fn of(arch: &Arch) -> Result<Self> {
+        let family = arch.family;
+        let Some(gguf) = family.gguf else { return Err(refuse(family.model_type, "this family")) };
+        check(arch, &gguf)?;
+        let other = |block: &BlockSpec| {
+            let mut parts = block.branches.iter().map(|branch| &branch.part);
+            parts.any(|part| is_mixer(part) && !matches!(part, PartSpec::Attention(_)))
+        };
+        let (hybrid, sparse) = (arch.blocks.iter().any(other), arch.blocks.iter().any(BlockSpec::has_experts));
+        Ok(Self { gguf, name: (gguf.variant)(hybrid, sparse).unwrap_or(gguf.name) })
+    }
+
+    pub(super) const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Writes the sizes of the model to the header.
+    pub(super) fn describe(&self, arch: &Arch, header: &mut Header) {
+        keys::describe(arch, &self.gguf, header);
+    }
+
+    /// Computed tensors that no model folder has.
+    #[allow(clippy::unused_self, reason = "one of the layout's tables")]
+    pub(super) fn computed(&self, arch: &Arch) -> Vec<Computed> {
+        computed(arch)
+    }
+
+    /// What a tensor becomes.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: llama.cpp has no name for it.
+    pub(super) fn outputs(&self, arch: &Arch, spec: &TensorSpec) -> Result<Vec<Output>> {
+        outputs(arch, &self.gguf, spec).ok_or_else(|| {
+            Error::model(format!("{} has no name in GGUF files of the architecture {}", spec.name, self.name))
+        })
+    }
+
+    /// The tensors of the file in their order.
+    ///
+    /// # Errors
+    /// As [`Layout::outputs`].
+    pub(super) fn tensors(&self, arch: &Arch) -> Result<Vec<Made>> {
+        let mut made: Vec<Made> = Vec::new();
+        let mut places = std::collections::HashMap::new();
+        for spec in arch.tensors() {
+            let stacked = is_stacked(&spec.name);
+            for output in self.outputs(arch, &spec)? {
+                // The experts of a block are one tensor, as are the projections of residual streams.
+                if let Some(&place) = places.get(&output.name) {
+                    let tensor: &mut Made = &mut made[place];
+                    tensor.shape[0] += 1;
+                    tensor.parts.push((spec.clone(), output));
+                    continue;
+                }
+                places.insert(output.name.clone(), made.len());
+                let shape = if stacked { [&[1], output.shape.as_slice()].concat() } else { output.shape.clone() };
+                made.push(Made { name: output.name.clone(), shape, parts: vec![(spec.clone(), output)] });
+            }
+        }
+        Ok(made)
+    }
+
+    /// An adapter's A and B on the matrix `spec`, in the order of the file's rows and columns. Two tensors of the file have one A.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: llama.cpp changes the matrix in a way that A and B cannot follow.
+    pub(super) fn adapted(&self, arch: &Arch, spec: &TensorSpec, a: &[f32], b: &[f32]) -> Result<Vec<Adapted>> {
+        let rank = a.len() / spec.shape[1];
+        let outputs = self.outputs(arch, spec)?;
+        let latent = arch.attentions().any(|attention| attention.latent.is_some());
+        let ignored = |output: &Output| {
+            IGNORED.iter().any(|name| output.name.contains(name)) || latent && output.name.contains("attn_q.")
+        };
+        if outputs.iter().any(ignored) {
+            let name = spec.name.trim_end_matches(".weight");
+            return Err(Error::model(format!("llama.cpp ignores an adapter on {name} in a {} model", self.name))
+                .hint("export the merged model: leave --adapter-only out"));
+        }
+        outputs
+            .into_iter()
+            .map(|output| {
+                let mut adapted = Adapted { name: output.name, rank, a: a.to_vec(), b: b.to_vec() };
+                for step in &output.steps {
+                    match step {
+                        Step::Rows(_) => adapted.b = step.apply(adapted.b, rank).0,
+                        Step::Columns(_) => adapted.a = step.apply(adapted.a, spec.shape[1]).0,
+                        _ => {
+                            let name = spec.name.trim_end_matches(".weight");
+                            return Err(Error::model(format!(
+                                "{name} is another matrix in GGUF files, which an adapter's matrices cannot follow"
+                            ))
+                            .hint("export the merged model: leave --adapter-only out"));
+                        }
+                    }
+                }
+                Ok(adapted)
+            })
+            .collect()
+    }
+}
+
+/// Parts of the names of matrices that llama.cpp multiplies by without an adapter, which it accepts nevertheless.
+const IGNORED: [&str; 6] = ["attn_q_a", "attn_q_b", "attn_kv_a_mqa", "ffn_latent_", "per_layer_model_proj", "altup_"];
+
+/// An adapter's matrices on a tensor of the file: A is `[rank, in]`, B is `[out, rank]`.
+pub(super) struct Adapted {
+    pub(super) name: String,
+    pub(super) rank: usize,
+    pub(super) a: Vec<f32>,
+    pub(super) b: Vec<f32>,
+}
+
+/// Whether tensors with names like this one are one tensor of the file.
+fn is_stacked(name: &str) -> bool {
+    name.contains(".experts.") || name.starts_with("model.altup_")
+}
