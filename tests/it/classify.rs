@@ -16,7 +16,7 @@ use tunesmith::optim::{AdamW, Betas, Optimizer};
 use tunesmith::parallel::optimizer::slots;
 use tunesmith::train::step::step;
 
-use crate::parity::{close, golden as models, json, tensors};
+use crate::parity::{close, golden as models, json, recipe, tensors};
 
 fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/classify").join(path)
@@ -29,7 +29,7 @@ fn load(family: &str, case: &str) -> Model {
     let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
     arch.score = score_head(&adapter).unwrap();
     let (own, stored) = peft::load_adapter(&adapter).unwrap();
-    let mut config = Config::default();
+    let mut config = recipe();
     config.tuning = own.settings(&arch, &config.tuning).unwrap();
     config.train.decay_norms_and_bias = true;
     let mut model = Model::load(&arch, Some(&weights), &config).unwrap();
@@ -59,7 +59,8 @@ fn batch(golden: &Value, range: impl IntoIterator<Item = usize>) -> Batch {
     batch
 }
 
-fn check(family: &str, case: &str) {
+/// Scores, losses, gradients and ten steps of a golden with a classification head.
+pub fn check(family: &str, case: &str) {
     let mut model = load(family, case);
     let golden_rows = json(&golden(case).join("golden.json"));
     let forward = tensors(&golden(case).join("forward.safetensors"));

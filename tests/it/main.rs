@@ -9,7 +9,7 @@ mod comm;
 mod config;
 mod cuda;
 mod cuda_commands;
-mod cuda_halves;
+mod cuda_goldens;
 mod cuda_runs;
 mod data;
 mod documents;

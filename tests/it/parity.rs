@@ -318,10 +318,11 @@ const GRANITE: [(&str, &str); 3] = [
 ];
 
 /// The gradients of all weights, where they are stored.
-fn check_full_gradients(family: &str) {
+pub fn check_full_gradients(family: &str) {
     let path = golden(family).join("full_grads.safetensors");
     if path.is_file() {
         let mut config = Config::default();
+        config.model.device = DEVICE.get();
         config.tuning.mode = Mode::Full;
         let (mut model, mut stored) = (load(family, &config), tensors(&path));
         if model.params.specs.iter().any(|spec| spec.name.contains(".block_sparse_moe.")) {

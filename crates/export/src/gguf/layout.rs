@@ -1,10 +1,10 @@
 //! A model as llama.cpp has it: its header, its tensors, and an adapter's.
 use super::check::{check, refuse};
 use super::container::Header;
+use super::keys;
 use super::names::is_mixer;
 use super::rows::Step;
 use super::tensors::{Computed, Output, computed, outputs};
-use super::keys;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, BlockSpec, Gguf, PartSpec, TensorSpec};
 

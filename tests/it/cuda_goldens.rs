@@ -1,5 +1,9 @@
-//! Models with 16-bit activations on a GPU: losses and gradients are those in float32 but for rounding.
-use crate::parity::{Forward, adapter_config, families, golden, load, on_gpu, put, recipe, tensors};
+//! Every golden model on a GPU: with 16-bit activations, losses and gradients are those in float32 but for rounding; in float32, the
+//! gradients of all weights and those of classification heads are PyTorch's.
+use crate::classify;
+use crate::parity::{
+    Forward, adapter_config, check_full_gradients, families, golden, load, on_gpu, put, recipe, tensors,
+};
 use crate::processes::alone;
 
 /// The loss of a golden batch and the gradients of its adapter, with these settings of `train.bf16` and `train.fp16`.
@@ -27,7 +31,7 @@ fn apart((loss, exact): &(f64, Vec<f32>), (other, rounded): &(f64, Vec<f32>)) ->
 /// small models. Where a router has two experts that it likes alike, rounding may choose the other one.
 #[test]
 fn every_family_rounds_its_activations_and_nothing_more() {
-    if !alone("cuda_halves::every_family_rounds_its_activations_and_nothing_more") {
+    if !alone("cuda_goldens::every_family_rounds_its_activations_and_nothing_more") {
         return;
     }
     on_gpu(|| {
@@ -42,6 +46,19 @@ fn every_family_rounds_its_activations_and_nothing_more() {
                 assert!(found[0] < loss && found[1] < gradient, "{family} in {name}: {found:?}");
                 assert!(found[1] > 1e-5, "{family} in {name} rounds");
             }
+        }
+    });
+}
+
+#[test]
+fn gradients_of_all_weights_and_of_heads_are_pytorch_s_on_a_gpu() {
+    if !alone("cuda_goldens::gradients_of_all_weights_and_of_heads_are_pytorch_s_on_a_gpu") {
+        return;
+    }
+    on_gpu(|| {
+        families().iter().for_each(|family| check_full_gradients(family));
+        for (family, case) in [("llama", "llama"), ("gemma2", "gemma2"), ("llama", "regression")] {
+            classify::check(family, case);
         }
     });
 }
