@@ -57,7 +57,8 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
     if !gguf.uneven && !arch.attentions().all(like) {
         return Some("heads that differ from block to block".into());
     }
-    let side = if gguf.wide == Some(arch.num_hidden_layers) { arch.hidden_size / first.num_heads } else { first.head_dim };
+    let side =
+        if gguf.wide == Some(arch.num_hidden_layers) { arch.hidden_size / first.num_heads } else { first.head_dim };
     let scale = gguf.score_scale.unwrap_or_else(|| (side as f64).powf(-0.5));
     // Latent attention has yarn's factor in its scale, and norms without weights take one up.
     let free = gguf.scales || first.latent.is_some() || arch.qk_norm == tunesmith_config::arch::QkNorm::Weightless;
@@ -65,9 +66,10 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
         return Some(format!("scores scaled by {}", arch.attention_scale));
     }
     let windowed = |rule: &fn(usize) -> bool| {
-        arch.blocks.iter().enumerate().all(|(layer, block)| {
-            block.attention().is_none_or(|attention| attention.window.is_some() == rule(layer))
-        })
+        arch.blocks
+            .iter()
+            .enumerate()
+            .all(|(layer, block)| block.attention().is_none_or(|attention| attention.window.is_some() == rule(layer)))
     };
     // A window at least as long as the context has no effect.
     let none = || arch.attentions().all(|it| it.window.is_none_or(|window| window >= arch.max_position_embeddings));
@@ -83,7 +85,14 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
     }
     let short = LITE.contains(&arch.num_hidden_layers);
     if gguf.name == "deepseek2" && first.latent.is_some_and(|latent| latent.query_rank.is_none() != short) {
-        return Some(if short { "a q_lora_rank with this number of blocks" } else { "q_lora_rank null with this number of blocks" }.into());
+        return Some(
+            if short {
+                "a q_lora_rank with this number of blocks"
+            } else {
+                "q_lora_rank null with this number of blocks"
+            }
+            .into(),
+        );
     }
     shared_keys(arch)
 }
@@ -113,7 +122,9 @@ fn mixers(arch: &Arch) -> Option<String> {
                 return Some("attention in other blocks than every n-th".into());
             }
             PartSpec::ShortConv(spec) if spec.bias => return Some("biases in short convolutions".into()),
-            PartSpec::Mamba(MambaSpec { bias: true, .. }) => return Some("biases on the projections of Mamba 2".into()),
+            PartSpec::Mamba(MambaSpec { bias: true, .. }) => {
+                return Some("biases on the projections of Mamba 2".into());
+            }
             PartSpec::Mamba(MambaSpec { conv_bias: false, .. }) => {
                 return Some("a convolution without a bias in Mamba 2".into());
             }
@@ -140,7 +151,11 @@ fn of_experts(arch: &Arch, gguf: &Gguf, experts: &Experts) -> Option<String> {
         return Some("dense blocks between expert blocks".into());
     }
     if gguf.router_keys {
-        return experts.router.groups.filter(|groups| groups.by_best).map(|_| "groups of experts chosen by their best one".into());
+        return experts
+            .router
+            .groups
+            .filter(|groups| groups.by_best)
+            .map(|_| "groups of experts chosen by their best one".into());
     }
     if experts.normalised != gguf.normalised {
         return Some("this weighting of experts".into());
@@ -178,7 +193,10 @@ fn blocks(arch: &Arch, _: &Gguf) -> Option<String> {
     let rules = [
         (altup.streams == 4 && altup.active == 0, "other than four streams, of which blocks compute the first"),
         (altup.laurel_rank == 64, "a laurel_rank other than 64"),
-        (arch.per_layer.as_ref().is_some_and(|table| table.width == 256), "per-layer embeddings of a width other than 256"),
+        (
+            arch.per_layer.as_ref().is_some_and(|table| table.width == 256),
+            "per-layer embeddings of a width other than 256",
+        ),
         (owners == 20, "keys and values of their own in other than the first 20 blocks"),
         (widths.all(|width| Some(width) == first), "MLPs of different widths"),
         (arch.blocks.iter().enumerate().all(cut), "a sparsity other than 0.95 in the first ten blocks alone"),
@@ -190,7 +208,8 @@ fn blocks(arch: &Arch, _: &Gguf) -> Option<String> {
 const SPARSITY: f32 = 1.644_853_6;
 
 fn rotary(arch: &Arch, gguf: &Gguf) -> Option<String> {
-    let head = arch.attentions().next().map_or(0, |attention| attention.latent.map_or(attention.head_dim, |it| it.rope_dim));
+    let head =
+        arch.attentions().next().map_or(0, |attention| attention.latent.map_or(attention.head_dim, |it| it.rope_dim));
     let lacks = |what: &str| !gguf.ropes.contains(&what);
     for rope in &arch.ropes {
         let what = match &rope.scaling {

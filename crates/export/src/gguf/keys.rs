@@ -152,7 +152,11 @@ fn mixers(arch: &Arch, put: &mut impl FnMut(&str, Value)) {
 pub(super) fn interval(arch: &Arch) -> Option<usize> {
     let attends: Vec<bool> = arch.blocks.iter().map(|block| block.attention().is_some()).collect();
     let interval = attends.iter().position(|attends| *attends)? + 1;
-    attends.iter().enumerate().all(|(layer, attends)| *attends == (layer + 1).is_multiple_of(interval)).then_some(interval)
+    attends
+        .iter()
+        .enumerate()
+        .all(|(layer, attends)| *attends == (layer + 1).is_multiple_of(interval))
+        .then_some(interval)
 }
 
 fn of_experts(arch: &Arch, gguf: &Gguf, experts: &Experts, put: &mut impl FnMut(&str, Value)) {
@@ -191,10 +195,12 @@ fn streams(arch: &Arch, put: &mut impl FnMut(&str, Value)) {
     let Some(altup) = &arch.altup else { return };
     put("altup.active_idx", Value::count(altup.active));
     put("altup.num_inputs", Value::count(altup.streams));
-    let cuts = arch.blocks.iter().map(|block| block.branches.iter().find_map(|branch| match branch.part {
-        PartSpec::Mlp { cut, .. } => cut,
-        _ => None,
-    }));
+    let cuts = arch.blocks.iter().map(|block| {
+        block.branches.iter().find_map(|branch| match branch.part {
+            PartSpec::Mlp { cut, .. } => cut,
+            _ => None,
+        })
+    });
     put("activation_sparsity_scale", Value::F32s(cuts.map(|cut| cut.unwrap_or(f32::NEG_INFINITY)).collect()));
 }
 

@@ -69,7 +69,9 @@ mod tests {
         for size in 1..8 {
             for exponent in [-126, -3, 0, 5, 120] {
                 let unit = 2.0f32.powi(exponent) / 2.0;
-                let block: Vec<f32> = (0..BLOCK).map(|at| HALVES[at % (size + 1)] * unit * if at % 3 == 0 { -1.0 } else { 1.0 }).collect();
+                let block: Vec<f32> = (0..BLOCK)
+                    .map(|at| HALVES[at % (size + 1)] * unit * if at % 3 == 0 { -1.0 } else { 1.0 })
+                    .collect();
                 let bytes = encode(&block).unwrap();
                 let unit = 2.0f64.powi(i32::from(bytes[0]) - BIAS - 1);
                 for (at, value) in block.iter().enumerate() {

@@ -19,7 +19,9 @@ impl Step {
     /// The values after the step, and the length of their rows. `width` is the length before it.
     pub(super) fn apply(&self, values: Vec<f32>, width: usize) -> (Vec<f32>, usize) {
         match self {
-            Self::Rows(rows) => (rows.iter().flat_map(|&row| &values[row * width..][..width]).copied().collect(), width),
+            Self::Rows(rows) => {
+                (rows.iter().flat_map(|&row| &values[row * width..][..width]).copied().collect(), width)
+            }
             Self::Columns(columns) => {
                 let rows = values.chunks_exact(width);
                 (rows.flat_map(|row| columns.iter().map(|&column| row[column])).collect(), columns.len())
@@ -27,7 +29,10 @@ impl Step {
             Self::Transposed(count) => {
                 let rows = values.len() / width / count;
                 let one = |matrix: &[f32]| {
-                    (0..width).flat_map(|column| (0..rows).map(move |row| (row, column))).map(|(row, column)| matrix[row * width + column]).collect::<Vec<_>>()
+                    (0..width)
+                        .flat_map(|column| (0..rows).map(move |row| (row, column)))
+                        .map(|(row, column)| matrix[row * width + column])
+                        .collect::<Vec<_>>()
                 };
                 (values.chunks_exact(rows * width).flat_map(one).collect(), rows)
             }
