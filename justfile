@@ -414,7 +414,7 @@ precision: _cxx
 @fuzz *ARGS:
     scripts/fuzz "$@"
 
-# compare GGUF exports of all families with llama.cpp (a few minutes; needs PYTHON with xllamacpp, cffi, torch, transformers, peft)
+# compare GGUF exports of all families with llama.cpp (a few minutes; needs PYTHON with llama-cpp-python, torch, transformers, peft)
 [group('develop')]
 [no-exit-message]
 @gguf-check *ARGS: _build

@@ -19,6 +19,7 @@ mod export;
 mod features;
 mod fuzz;
 mod generate;
+mod gguf;
 mod gpu_faults;
 mod gpu_memory;
 #[cfg(feature = "hub")]

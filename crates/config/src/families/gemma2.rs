@@ -12,7 +12,14 @@ pub(super) static FAMILY: Family = Family {
     features: "GeGLU, four norms a block, soft caps on scores and logits, a sliding window in every other block",
     sparse: false,
     classifier: Some("Gemma2ForSequenceClassification"),
-    gguf: Some(Gguf { wide: Some(46), windows: &[|block| block % 2 == 0], tied: true, gelu: true, rooted_embedding: true, ..Gguf::named("gemma2") }),
+    gguf: Some(Gguf {
+        wide: Some(46),
+        windows: &[|block| block % 2 == 0],
+        tied: true,
+        gelu: true,
+        rooted_embedding: true,
+        ..Gguf::named("gemma2")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

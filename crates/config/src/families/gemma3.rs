@@ -14,7 +14,13 @@ pub(super) static FAMILY: Family = Family {
     features: "GeGLU, four norms a block, norms on each head of q and k, a sliding window and its own rotary base in five of six blocks",
     sparse: false,
     classifier: Some("Gemma3TextForSequenceClassification"),
-    gguf: Some(Gguf { wide: Some(62), windows: &[|block| block % 6 != 5], gelu: true, rooted_embedding: true, ..Gguf::named("gemma3") }),
+    gguf: Some(Gguf {
+        wide: Some(62),
+        windows: &[|block| block % 6 != 5],
+        gelu: true,
+        rooted_embedding: true,
+        ..Gguf::named("gemma3")
+    }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

@@ -14,12 +14,7 @@ pub(super) static FAMILY: Family = Family {
                chosen by sigmoids and a bias, dense MLPs in the first blocks",
     sparse: true,
     classifier: None,
-    gguf: Some(Gguf {
-        bare: true,
-        dense_first: true,
-        final_norm: "token_embd_norm",
-        ..Gguf::named("lfm2moe")
-    }),
+    gguf: Some(Gguf { bare: true, dense_first: true, final_norm: "token_embd_norm", ..Gguf::named("lfm2moe") }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

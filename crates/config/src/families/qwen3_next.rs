@@ -14,12 +14,7 @@ pub(super) static FAMILY: Family = Family {
                quarter of each head rotated, experts with a shared one",
     sparse: true,
     classifier: Some("Qwen3NextForSequenceClassification"),
-    gguf: Some(Gguf {
-        ropes: &["partial"],
-        bare: true,
-        ffn_norm: "post_attention_norm",
-        ..Gguf::named("qwen3next")
-    }),
+    gguf: Some(Gguf { ropes: &["partial"], bare: true, ffn_norm: "post_attention_norm", ..Gguf::named("qwen3next") }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

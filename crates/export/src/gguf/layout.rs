@@ -143,3 +143,30 @@ pub(super) struct Adapted {
 fn is_stacked(name: &str) -> bool {
     name.contains(".experts.") || name.starts_with("model.altup_")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{Layout, Made};
+    use tunesmith_config::arch::Arch;
+
+    #[test]
+    fn a_head_of_its_own_is_written_where_llama_cpp_has_one() {
+        for (family, refused) in [("qwen2", false), ("gemma", true)] {
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/a").join(family).join("model");
+            let mut arch = Arch::from_dir(&dir).unwrap();
+            let names = |arch: &Arch| {
+                Layout::of(arch)?.tensors(arch).map(|made| made.into_iter().map(|Made { name, .. }| name))
+            };
+            assert!(names(&arch).unwrap().all(|name| name != "output.weight"), "{family}");
+            arch.separate(&["lm_head".to_owned()]);
+            match names(&arch) {
+                Ok(mut names) => assert!(!refused && names.any(|name| name == "output.weight"), "{family}"),
+                Err(error) => {
+                    assert!(refused && error.to_string().contains("an output head with its own matrix"), "{error}");
+                }
+            }
+        }
+    }
+}

@@ -10,6 +10,18 @@ pub(super) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]
 /// That of `qwen2`, which takes digits one by one.
 pub(super) const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// That of `qwen35`, which keeps marks with letters.
+pub(super) const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// That of `gpt-4o`, which splits before a capital letter (gpt-oss).
+pub(super) const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// That of `tekken`, which also takes digits one by one (Mistral).
+pub(super) const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Those of `deepseek-v3`, one after the other.
+pub(super) const DEEPSEEK3: [&str; 3] = [
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+];
 
 /// The most single tokens, and the most texts of several, to try.
 const SINGLE: usize = 20_000;
@@ -46,22 +58,22 @@ const BETWEEN: [&str; 24] = [
 /// llama.cpp's names and their regular expressions, as in `tokenizer.json`.
 fn candidates(ignores_merges: bool) -> Vec<(&'static str, Json)> {
     let bytes = |splits: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": splits});
-    let sequence = |first: Json, splits: bool| json!({"type": "Sequence", "pretokenizers": [first, bytes(splits)]});
-    let split = |pattern: &str| {
-        sequence(
-            json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}),
-            false,
-        )
-    };
-    // Only by this name does llama.cpp take whole words before merges.
+    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let sequence = |parts: &[Json]| json!({"type": "Sequence", "pretokenizers": parts});
+    let one = |pattern: &str| sequence(&[split(pattern), bytes(false)]);
+    // Only by these names does llama.cpp take whole words before merges.
     if ignores_merges {
-        return vec![("llama-bpe", split(LLAMA3))];
+        return vec![("llama-bpe", one(LLAMA3)), ("tekken", one(TEKKEN))];
     }
+    let [numbers, ideographs, words] = DEEPSEEK3.map(split);
     vec![
         ("gpt-2", bytes(true)),
-        ("qwen2", split(QWEN2)),
-        ("dbrx", split(LLAMA3)),
-        ("smollm", sequence(json!({"type": "Digits", "individual_digits": true}), true)),
+        ("qwen2", one(QWEN2)),
+        ("dbrx", one(LLAMA3)),
+        ("smollm", sequence(&[json!({"type": "Digits", "individual_digits": true}), bytes(true)])),
+        ("qwen35", one(QWEN35)),
+        ("gpt-4o", one(GPT4O)),
+        ("deepseek-v3", sequence(&[numbers, ideographs, words, bytes(false)])),
     ]
 }
 

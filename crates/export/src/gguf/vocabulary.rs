@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::container::{Header, Value};
-use super::split::{self, LLAMA3, QWEN2};
+use super::split::{self, DEEPSEEK3, GPT4O, LLAMA3, QWEN2, QWEN35, TEKKEN};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::Arch;
@@ -198,13 +198,22 @@ fn pre_tokenizer(json: &Json) -> Option<String> {
     let parts: Vec<&Json> = pre["pretokenizers"].as_array().map_or_else(|| vec![pre], |parts| parts.iter().collect());
     let kinds: Vec<&str> = parts.iter().filter_map(|part| part["type"].as_str()).collect();
     let splits_itself = parts.last()?["use_regex"].as_bool().unwrap_or(true);
+    let pattern = |part: &Json| part["pattern"]["Regex"].as_str().map(str::to_owned);
     let name = match kinds.as_slice() {
         ["ByteLevel"] if splits_itself => "gpt-2",
         ["Digits", "ByteLevel"] if splits_itself && parts[0]["individual_digits"] == true => "smollm",
-        ["Split", "ByteLevel"] if !splits_itself => match parts[0]["pattern"]["Regex"].as_str()? {
+        ["Split", "Split", "Split", "ByteLevel"]
+            if !splits_itself && parts.iter().filter_map(|part| pattern(part)).eq(DEEPSEEK3) =>
+        {
+            "deepseek-v3"
+        }
+        ["Split", "ByteLevel"] if !splits_itself => match pattern(parts[0])?.as_str() {
             LLAMA3 if json["model"]["ignore_merges"] == true => "llama-bpe",
             LLAMA3 => "dbrx",
             QWEN2 => "qwen2",
+            QWEN35 => "qwen35",
+            GPT4O => "gpt-4o",
+            TEKKEN if json["model"]["ignore_merges"] == true => "tekken",
             _ => return None,
         },
         _ => return None,
