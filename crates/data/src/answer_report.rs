@@ -1,7 +1,7 @@
 //! Answers about pictures, such as captions: how many differ, nearly the same ones, lengths, and rare words.
 //!
-//! Time is linear in the answers. Memory is bounded by constants and the number of different answers, not by their length: 24
-//! bytes for each, and 40 more for each of the first [`COMPARED_ANSWERS`], which are compared. A temporary file has their words.
+//! Time is linear in the answers. Memory is bounded by constants and the number of different answers, not by their length: at
+//! most 60 bytes for each, and 50 more for each of the first [`COMPARED_ANSWERS`], which are compared. A temporary file has their words.
 use std::collections::{BTreeMap, HashMap};
 use std::slice::from_ref;
 
