@@ -25,7 +25,7 @@ impl CountBuffers for Engine {
         let full = walk.full.min(self.blocks);
         let saved = Counts::from([(1024, (10 * (self.blocks - full) + full) as u64)]);
         let all = Counts::from([(1024, saved[&1024] + 20), (4096, 4)]);
-        BufferCounts { saved, all, experts: Vec::new(), head: Counts::from([(1024, 2), (32000, 1)]) }
+        BufferCounts { saved, all, head: Counts::from([(1024, 2), (32000, 1)]), ..BufferCounts::default() }
     }
 
     fn count_forward(&self, _: &Walk) -> BufferCounts {
