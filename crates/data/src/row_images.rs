@@ -3,6 +3,7 @@
 //! It reads the parts of Transformers (`{type: image, image | path | url | base64}`), `OpenAI`'s `image_url`, TRL's columns, and the
 //! places `<image>` of LLaVA and LLaMA-Factory. In the messages that templates see, each image is `{type: image}`.
 use serde_json::{Map, Value, json};
+use std::fmt::Write as _;
 
 use super::json_type::json_type;
 use tunesmith_base::error::{Error, Result};
@@ -88,7 +89,7 @@ fn name_regions(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<
         let mut pieces = text.split(REGION);
         let mut named = pieces.next().unwrap_or_default().to_owned();
         for piece in pieces {
-            named += &format!("Region [{count}]");
+            let _ = write!(named, "Region [{count}]"); // a String never fails
             named += piece.strip_prefix(DEPTH).unwrap_or(piece);
             count += 1;
         }
