@@ -62,7 +62,7 @@ MAMBA = dict(
     embedding_multiplier=2.0, residual_multiplier=0.7, logits_scaling=2.0, attention_multiplier=0.2,
 )
 NEMOTRON = dict(
-    mamba_num_heads=8, mamba_head_dim=16, n_groups=2, ssm_state_size=16, conv_kernel=4, chunk_size=16, layer_norm_epsilon=1e-5,
+    mamba_num_heads=8, mamba_head_dim=16, n_groups=2, ssm_state_size=16, conv_kernel=4, chunk_size=16, layer_norm_epsilon=1e-5, time_step_min=1e-9,
     num_hidden_layers=None,
 )
 GEMMA4 = dict(
@@ -75,6 +75,7 @@ ROUNDING = {"gemma3n": "1e-2", "qwen3_next": "1e-4", "gpt_oss": "1e-4"}
 FAMILIES = {
     "llama": ("LlamaConfig", dict(rope_parameters=LLAMA3)),
     "mistral": ("MistralConfig", dict(sliding_window=None)),
+    "mistral_yarn": ("MistralConfig", dict(sliding_window=None, rope_parameters=dict(YARN, attention_factor=1.2))),
     "qwen2": ("Qwen2Config", dict(head_dim=None)),
     "qwen3": ("Qwen3Config", dict(head_dim=32)),
     "gemma": ("GemmaConfig", dict(tie_word_embeddings=True)),

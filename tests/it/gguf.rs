@@ -123,7 +123,7 @@ fn cases() -> Vec<Case> {
                 ("num_hidden_layers", 2.into()),
                 ("layer_types", serde_json::json!(["sliding_attention", "sliding_attention"])),
             ],
-            false,
+            true,
             "afmoe",
         ),
         same("gemma4_31b", "gemma4"),
@@ -260,7 +260,7 @@ fn models_that_llama_cpp_would_compute_otherwise_are_refused_by_name() {
         ("glm4_moe_lite", vec![], "dense blocks between expert blocks"),
         ("deepseek_v2", vec![], "q_lora_rank null with this number of blocks"),
         ("deepseek_v2_groups", vec![], "groups of experts chosen by their best one"),
-        ("gemma3n", vec![], "a laurel_rank other than 64"),
+        ("gemma3n", vec![], "a sliding window in these blocks"),
         ("afmoe", vec![("mup_enabled", false.into())], "an embedding scaled by 1"),
         ("muse_glimmer", vec![("post_norm_eps", 1e-6.into())], "a post_norm_eps other than 1e-8"),
         (
