@@ -170,10 +170,11 @@ fn every_family_has_the_names_and_keys_of_its_architecture() {
             // Names end with the kind of the tensor, but for those that have none.
             let full = pattern(tensor);
             let bare = ["weight", "bias", "scale"].iter().find_map(|end| full.strip_suffix(&format!(".{end}")));
-            assert!(
-                tensors.contains(bare.unwrap_or(&full)),
-                "{name}: no tensor {tensor} in llama.cpp's {architecture}"
-            );
+            // llama.cpp also reads gate and up of experts apart where its converter writes them as one tensor.
+            let both = ["_gate_exps", "_up_exps"].iter().find_map(|end| bare?.strip_suffix(end));
+            let both = both.map(|start| format!("{start}_gate_up_exps"));
+            let is_known = tensors.contains(bare.unwrap_or(&full)) || both.is_some_and(|both| tensors.contains(&both));
+            assert!(is_known, "{name}: no tensor {tensor} in llama.cpp's {architecture}");
             assert!(info.shape.dims().iter().all(|size| *size > 0), "{name}: {tensor} is empty");
         }
         let blocks = content.metadata[&format!("{architecture}.block_count")].to_u32().unwrap() as usize;
