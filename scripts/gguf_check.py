@@ -62,7 +62,7 @@ MAMBA = dict(
     embedding_multiplier=2.0, residual_multiplier=0.7, logits_scaling=2.0, attention_multiplier=0.2,
 )
 NEMOTRON = dict(
-    mamba_num_heads=8, mamba_head_dim=16, n_groups=2, ssm_state_size=16, conv_kernel=4, chunk_size=16, layer_norm_epsilon=1e-5,
+    mamba_num_heads=8, mamba_head_dim=16, n_groups=2, ssm_state_size=16, conv_kernel=4, chunk_size=16, layer_norm_epsilon=1e-5, time_step_min=1e-9,
     num_hidden_layers=None,
 )
 GEMMA4 = dict(
@@ -71,10 +71,13 @@ GEMMA4 = dict(
 )
 # How far a merged model may differ from the adapter, of the largest logit, where small models enlarge rounding.
 ROUNDING = {"gemma3n": "1e-2", "qwen3_next": "1e-4", "gpt_oss": "1e-4"}
+# Rounding to f16 chooses other experts here, and the best tokens lead by little.
+COARSE = [("gpt_oss", "adapter_f16")]
 # By name: the class of the configuration, what differs from SIZES, and the modules that get an adapter, if not attention's.
 FAMILIES = {
     "llama": ("LlamaConfig", dict(rope_parameters=LLAMA3)),
     "mistral": ("MistralConfig", dict(sliding_window=None)),
+    "mistral_yarn": ("MistralConfig", dict(sliding_window=None, rope_parameters=dict(YARN, attention_factor=1.2))),
     "qwen2": ("Qwen2Config", dict(head_dim=None)),
     "qwen3": ("Qwen3Config", dict(head_dim=32)),
     "gemma": ("GemmaConfig", dict(tie_word_embeddings=True)),
@@ -569,7 +572,8 @@ def main():
                 files = {name: found for name, found in result.items() if isinstance(found, dict) and "equal" in found}
                 limit = 5e-3 if family.startswith("gemma") else 1e-3
                 bad |= not (result["infer"] and result["tokens"] and result["answers_differ"] > NEW)
-                bad |= any(found["equal"] < 1 for name, found in files.items() if name != "q4_0")
+                exact = [found for name, found in files.items() if name != "q4_0" and (family, name) not in COARSE]
+                bad |= any(found["equal"] < 1 for found in exact)
                 bad |= any(found["logits"] > limit for name, found in files.items() if name.endswith("f32"))
             except subprocess.CalledProcessError as error:
                 result["error"], bad = error.stderr.strip(), True

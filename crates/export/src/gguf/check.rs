@@ -3,7 +3,7 @@ use super::keys::{Yarn, interval};
 use super::names::is_mixer;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{
-    Arch, AttentionSpec, BlockSpec, Experts, Gguf, HiddenAct, MambaSpec, PartSpec, RopeScaling,
+    Arch, AttentionSpec, BlockSpec, Experts, Gguf, HiddenAct, MambaSpec, PartSpec, QkNorm, RopeScaling,
 };
 
 pub(super) const HINT: &str = "serve the merged folder with Transformers or vLLM instead";
@@ -18,7 +18,7 @@ pub(super) fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         .or_else(|| attention(arch, gguf))
         .or_else(|| mixers(arch))
         .or_else(|| arch.experts.as_ref().and_then(|experts| of_experts(arch, gguf, experts)))
-        .or_else(|| blocks(arch, gguf))
+        .or_else(|| streams(arch))
         .or_else(|| rotary(arch, gguf));
     found.map_or(Ok(()), |what| Err(refuse(arch.family.model_type, &what)))
 }
@@ -61,7 +61,7 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
         if gguf.wide == Some(arch.num_hidden_layers) { arch.hidden_size / first.num_heads } else { first.head_dim };
     let scale = gguf.score_scale.unwrap_or_else(|| (side as f64).powf(-0.5));
     // Latent attention has yarn's factor in its scale, and norms without weights take one up.
-    let free = gguf.scales || first.latent.is_some() || arch.qk_norm == tunesmith_config::arch::QkNorm::Weightless;
+    let free = gguf.scales || first.latent.is_some() || arch.qk_norm == QkNorm::Weightless;
     if !free && (arch.attention_scale - scale).abs() > 1e-6 {
         return Some(format!("scores scaled by {}", arch.attention_scale));
     }
@@ -172,7 +172,7 @@ fn of_experts(arch: &Arch, gguf: &Gguf, experts: &Experts) -> Option<String> {
 }
 
 /// What llama.cpp has as constants of its own for Gemma 3n.
-fn blocks(arch: &Arch, _: &Gguf) -> Option<String> {
+fn streams(arch: &Arch) -> Option<String> {
     let altup = arch.altup.as_ref()?;
     let owners = arch.attentions().filter(|attention| attention.kv_from.is_none()).count();
     let mut widths = arch.blocks.iter().flat_map(|block| &block.branches).filter_map(|branch| match branch.part {

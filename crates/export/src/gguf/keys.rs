@@ -91,8 +91,8 @@ fn attention(arch: &Arch, gguf: &Gguf, put: &mut impl FnMut(&str, Value)) {
             put("attention.q_lora_rank", Value::count(rank));
         }
     } else {
-        let delta = arch.blocks.iter().flat_map(|block| &block.branches);
-        let delta = delta.into_iter().any(|branch| matches!(branch.part, PartSpec::DeltaNet(_)));
+        let mut parts = arch.blocks.iter().flat_map(|block| &block.branches).map(|branch| &branch.part);
+        let delta = parts.any(|part| matches!(part, PartSpec::DeltaNet(_)));
         // A block of another mixer has no keys, but for the families whose file says it by an interval.
         let heads = |block: &BlockSpec| block.attention().map_or(0, |attention| attention.num_kv_heads);
         put(
@@ -279,7 +279,10 @@ impl Yarn {
         let RopeScaling::Yarn { factor, attention_factor, .. } = arch.ropes.first()?.scaling else { return None };
         let mscale = |all: f64| if factor <= 1.0 { 1.0 } else { 0.1 * all * factor.ln() + 1.0 };
         let Some(unit) = gguf.yarn_log else { return Some(Self { log: 0.0, factor: attention_factor / mscale(1.0) }) };
-        let ln = if factor <= 1.0 { return Some(Self { log: 0.0, factor: attention_factor }) } else { factor.ln() };
+        if factor <= 1.0 {
+            return Some(Self { log: 0.0, factor: attention_factor });
+        }
+        let ln = factor.ln();
         let attention = arch.attentions().next()?;
         let all = if attention.latent.is_some() {
             // Scores have the square of mscale.

@@ -2,8 +2,8 @@
 use super::names::{in_block, name_of};
 use super::rows::{Step, of_each, paired, tiled};
 use tunesmith_config::arch::{
-    Arch, AttentionSpec, DeltaNetNames, DeltaNetSpec, Gguf, LatentSpec, PER_LAYER_EMBEDDING, PartSpec, RopeScaling,
-    TensorSpec,
+    Arch, AttentionSpec, DeltaNetNames, DeltaNetSpec, Gguf, LatentSpec, PER_LAYER_EMBEDDING, PartSpec, QkNorm, Rope,
+    RopeScaling, TensorSpec,
 };
 
 /// A tensor of the file that is made of a tensor of the model, or a part of one.
@@ -190,7 +190,7 @@ pub(super) fn computed(arch: &Arch) -> Vec<Computed> {
     if arch.altup.is_some() {
         all.extend(unread(arch));
     }
-    if arch.qk_norm == tunesmith_config::arch::QkNorm::Weightless {
+    if arch.qk_norm == QkNorm::Weightless {
         for (layer, block) in arch.blocks.iter().enumerate() {
             let Some(attention) = block.attention() else { continue };
             // llama.cpp scales scores by the root of the head alone.
@@ -222,7 +222,7 @@ fn rotary_factors(arch: &Arch) -> Vec<(String, Vec<f32>)> {
     let narrow = |factors: &[f64]| factors.iter().map(|&factor| factor as f32).collect();
     match &rope.scaling {
         RopeScaling::Llama3 { .. } => {
-            let plain = tunesmith_config::arch::Rope { scaling: RopeScaling::None, ..rope.clone() };
+            let plain = Rope { scaling: RopeScaling::None, ..rope.clone() };
             let (plain, scaled) = (plain.frequencies(1).inv_freq, rope.frequencies(1).inv_freq);
             let factors = plain.iter().zip(scaled).map(|(plain, scaled)| plain / scaled).collect();
             vec![("rope_freqs.weight".to_owned(), factors)]

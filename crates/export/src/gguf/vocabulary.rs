@@ -203,7 +203,7 @@ fn pre_tokenizer(json: &Json) -> Option<String> {
         ["ByteLevel"] if splits_itself => "gpt-2",
         ["Digits", "ByteLevel"] if splits_itself && parts[0]["individual_digits"] == true => "smollm",
         ["Split", "Split", "Split", "ByteLevel"]
-            if !splits_itself && parts.iter().filter_map(|part| pattern(part)).eq(DEEPSEEK3) =>
+            if !splits_itself && parts.iter().copied().filter_map(pattern).eq(DEEPSEEK3) =>
         {
             "deepseek-v3"
         }
