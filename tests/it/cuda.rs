@@ -83,9 +83,7 @@ fn encoders_of_images_compute_as_pytorch_on_a_gpu() {
 
 #[test]
 fn a_run_that_stops_goes_on_to_the_bit_on_a_gpu() {
-    if std::env::var_os("TUNESMITH_TEST_GPU").is_none() {
-        testing::stand_in();
-    }
+    testing::use_stand_in();
     straight_equals_stopped(&["model.device: cuda", "train.optim: adamw_8bit", "model.quantization: nf4"], &[4]);
 }
 
@@ -313,28 +311,55 @@ fn calls_of_a_step(fixture: &Fixture, name: &str, lines: &[&str]) -> BTreeMap<St
 #[test]
 fn the_host_waits_once_a_step_for_the_gpu() {
     let fixture = Fixture::new();
-    // The quickstart's model, whose head shares its embedding, with a head of its own.
-    let untied = fixture.path("untied");
-    std::fs::create_dir(&untied).unwrap();
     let quickstart = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/quickstart/model");
-    for file in ["tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(quickstart.join(file), untied.join(file)).unwrap();
-    }
-    let config = std::fs::read_to_string(quickstart.join("config.json")).unwrap();
-    let tied = "\"tie_word_embeddings\": true";
-    assert!(config.contains(tied));
-    std::fs::write(untied.join("config.json"), config.replace(tied, "\"tie_word_embeddings\": false")).unwrap();
-    let untied = format!("model.name: {}", untied.display());
-    for (name, lines) in [
-        ("lora", &[][..]),
-        ("qlora, bf16", &["model.quantization: nf4", "train.bf16: true", "train.optim: adamw_8bit"]),
-        ("lora, fp16", &["train.fp16: true"]),
-        ("dora", &["tuning.lora.use_dora: true"]),
-        ("full, sums in bf16", &["tuning.mode: full", "train.grad_dtype: bfloat16"]),
-        ("blocks run again", &["train.gradient_checkpointing: true", "train.activation_offloading: true"]),
-        ("optimizer on the host", &["tuning.mode: full", "train.offload_optimizer: true"]),
-        ("weights on the host", &["model.quantization: nf4", "train.bf16: true", "train.offload_param: true"]),
-        ("embedding on the host", &["train.offload_embedding: true", "model.init: random", &untied]),
+    let model = |name: &str, changed: &[(&str, Value)]| {
+        let folder = fixture.path(name);
+        std::fs::create_dir(&folder).unwrap();
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(quickstart.join(file), folder.join(file)).unwrap();
+        }
+        let text = std::fs::read_to_string(quickstart.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&text).unwrap();
+        for (key, value) in changed {
+            config[key] = value.clone();
+        }
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        format!("model.name: {}", folder.display())
+    };
+    // The quickstart's model, whose head shares its embedding, with a head of its own.
+    let untied = model("untied", &[("tie_word_embeddings", false.into())]);
+    // And with experts, beside one that every token goes through by its gate.
+    let architectures = serde_json::json!(["Qwen2MoeForCausalLM"]);
+    let experts = model(
+        "model-with-experts",
+        &[
+            ("model_type", "qwen2_moe".into()),
+            ("architectures", architectures),
+            ("num_hidden_layers", 2.into()),
+            ("num_experts", 8.into()),
+            ("num_experts_per_tok", 2.into()),
+            ("moe_intermediate_size", 32.into()),
+            ("shared_expert_intermediate_size", 32.into()),
+            ("decoder_sparse_step", 1.into()),
+        ],
+    );
+    // Both the model with experts and the tiny llama have two layers; the llama's have seven modules each.
+    let (layers, modules, passes) = (2, 2 * 7, 2);
+    for (name, lines, more) in [
+        ("lora", &[][..], 0),
+        ("qlora, bf16", &["model.quantization: nf4", "train.bf16: true", "train.optim: adamw_8bit"], 0),
+        ("lora, fp16", &["train.fp16: true"], 0),
+        ("dora", &["tuning.lora.use_dora: true"], 0),
+        ("full, sums in bf16", &["tuning.mode: full", "train.grad_dtype: bfloat16"], 0),
+        ("blocks run again", &["train.gradient_checkpointing: true", "train.activation_offloading: true"], 0),
+        ("optimizer on the host", &["tuning.mode: full", "train.offload_optimizer: true"], 0),
+        ("weights on the host", &["model.quantization: nf4", "train.bf16: true", "train.offload_param: true"], 0),
+        ("embedding on the host", &["train.offload_embedding: true", "model.init: random", &untied], 0),
+        // For the router's logits, and for the gradients of all experts' weights.
+        ("experts", &["model.init: random", "tuning.mode: full", &experts], passes * layers * 2),
+        // For the rotations' trained values, forward and backward, for the gradients of rotations, and for the sums that those of the
+        // trained values are added to; and once more after an update.
+        ("oft", &["tuning.mode: oft", "tuning.oft.target_modules: all-linear"], modules * (passes * 4 + 1)),
     ] {
         let calls = calls_of_a_step(&fixture, &name.replace([' ', ','], "-"), lines);
         let of = |function: &str| calls.get(function).copied().unwrap_or(0);
@@ -345,8 +370,8 @@ fn the_host_waits_once_a_step_for_the_gpu() {
             of("cuMemcpyHtoDAsync_v2"),
             of("cuMemAllocAsync")
         );
-        // The norm and the losses, when the update has been asked for.
-        assert_eq!(waits, 1, "{name}: {calls:?}");
+        // The norm and the losses, when the update has been asked for; and what the host computes by itself.
+        assert_eq!(waits, 1 + more, "{name}: {calls:?}");
     }
 }
 

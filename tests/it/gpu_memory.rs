@@ -30,7 +30,7 @@ const GPU: Device = Device::Cuda(1);
 /// GPU 1, for one test at a time.
 fn gpu() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    testing::stand_in();
+    testing::use_stand_in();
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     assert_eq!(device(DeviceChoice::Cuda(Some(1))).unwrap(), GPU);
     turn
@@ -79,11 +79,14 @@ fn predicted(arch: &Arch, weights: &WeightFiles, config: &Config, batch: &Batch)
     rank
 }
 
-const MODES: [(&str, &str); 7] = [
+const MODES: [(&str, &str); 9] = [
     ("lora", "tuning: {lora: {r: 4}}"),
     ("lora, bf16", "{model: {dtype: bfloat16}, tuning: {lora: {r: 4}}, train: {bf16: true}}"),
     ("qlora", "{model: {quantization: nf4}, tuning: {lora: {r: 4}}, train: {optim: adamw_8bit}}"),
     ("int8", "{model: {quantization: int8}, tuning: {lora: {r: 4}}}"),
+    // Multiplied as it is, with its transpose; and dequantized, with operands in float32.
+    ("fp8, bf16", "{model: {quantization: fp8}, tuning: {lora: {r: 4}}, train: {bf16: true}}"),
+    ("fp8", "{model: {quantization: fp8}, tuning: {lora: {r: 4}}}"),
     ("full", "tuning: {mode: full}"),
     ("full, blocks run again", "{tuning: {mode: full}, train: {gradient_checkpointing: true}}"),
     ("lora, on the host", "{model: {device: cuda}, tuning: {lora: {r: 4}}, train: {activation_offloading: true}}"),

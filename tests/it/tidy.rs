@@ -216,6 +216,37 @@ fn unsafe_functions_say_what_they_ask_of_their_caller() {
     expect_none("an `unsafe fn` without a `# Safety` section", &findings);
 }
 
+/// Where operations choose between devices outside of a `mod.rs`, and why.
+const CHOOSES_DEVICE: &[(&str, &str)] = &[
+    ("crates/ops/src/activation/away.rs", "only what is in a GPU's memory leaves it for the host's"),
+    ("crates/ops/src/activation/pool.rs", "only a GPU's activations may have 16 bits"),
+    ("crates/ops/src/attention/cache.rs", "keys and values that are kept have a layout for each device"),
+    ("crates/ops/src/cuda.rs", "the number of an operand's GPU"),
+    ("crates/ops/src/loss/totals.rs", "a GPU's sums stay there until a step reads them"),
+    ("crates/ops/src/quant/encode.rs", "the interface of quantizing, beside that of dequantizing in `mod.rs`"),
+    ("crates/ops/src/quant/form.rs", "codes on the host are a vector, and elsewhere an array"),
+    ("crates/ops/src/quant/four.rs", "only a GPU's kernels read the meaning of codes from memory"),
+    ("crates/ops/src/recurrence/state.rs", "states have a layout for each device"),
+    ("crates/ops/src/testing.rs", "tests run on every device"),
+];
+
+#[test]
+fn an_operation_chooses_its_device_in_its_interface() {
+    let chooses = |source: &Source| {
+        source.code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().contains("Device::Cuda")
+    };
+    let sources: Vec<Source> = sources();
+    let ops = |source: &&Source| source.path.starts_with("crates/ops/src/") && !source.path.ends_with("tests.rs");
+    let choosing: Vec<&str> =
+        sources.iter().filter(ops).filter(|source| chooses(source)).map(|source| source.path.as_str()).collect();
+    let named = |path: &str| CHOOSES_DEVICE.iter().any(|(allowed, _)| *allowed == path);
+    let elsewhere = choosing.iter().filter(|path| !path.ends_with("/mod.rs") && !named(path));
+    let findings: Vec<String> = elsewhere.map(|path| (*path).to_owned()).collect();
+    expect_none("`Device::Cuda` in an operation's `mod.rs` only, or in CHOOSES_DEVICE with a reason", &findings);
+    let stale = CHOOSES_DEVICE.iter().filter(|(path, _)| !choosing.contains(path));
+    expect_none("in CHOOSES_DEVICE without need", &stale.map(|(path, _)| (*path).to_owned()).collect::<Vec<_>>());
+}
+
 /// The time of day jumps: daylight saving, NTP, a hand on the clock.
 #[test]
 fn waits_between_ranks_measure_time_that_does_not_jump() {

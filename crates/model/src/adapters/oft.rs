@@ -179,33 +179,35 @@ struct Rotated {
     weight: Range<usize>,
     blocks: Blocks,
     /// The matrices that were made last.
-    known: Mutex<Option<Known>>,
+    known: Mutex<Option<Arc<Known>>>,
 }
 
-/// Matrices `[blocks, size, size]`, and the trained values that they were made of.
+/// Matrices `[blocks, size, size]`, and the trained values on the host that they were made of.
 #[derive(Debug)]
 struct Known {
     weight: Vec<f32>,
-    made: Arc<FloatBuffer>,
+    made: FloatBuffer,
 }
 
 impl Rotated {
-    /// The matrices `[blocks, size, size]` on the device of `weight`, made once for all passes of a step.
-    fn matrices(&self, weight: Floats<'_>) -> Arc<FloatBuffer> {
+    /// The matrices `[blocks, size, size]` on the device of `weight`, made once for all passes of a step. On the host, so that it waits
+    /// for a GPU's trained values, to make them or to see that they are the same.
+    fn matrices(&self, weight: Floats<'_>) -> Arc<Known> {
         let device = weight.device();
         if device == Device::Meta {
             let len = self.blocks.count * self.blocks.size * self.blocks.size;
-            return Arc::new(FloatBuffer::zeros(device, len));
+            return Arc::new(Known { weight: Vec::new(), made: FloatBuffer::zeros(device, len) });
         }
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().as_ref().filter(|known| weight.equal(&known.weight)) {
-            return Arc::clone(&known.made);
+            return Arc::clone(known);
         }
         // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
         let weight = weight.read();
-        let made = Arc::new(placed(self.blocks.make(&weight), device));
-        *lock() = Some(Known { weight, made: Arc::clone(&made) });
-        made
+        let made = placed(self.blocks.make(&weight), device);
+        let known = Arc::new(Known { weight, made });
+        *lock() = Some(Arc::clone(&known));
+        known
     }
 
     /// The gradients of the matrices for inputs x and those of their rotated ones; summed where blocks share theirs.
@@ -226,7 +228,7 @@ impl Formula for Rotated {
     fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
         let matrices = self.matrices(base.pass.values.at(&self.weight));
         let mut rotated = x.like();
-        times(self.blocks.diagonal(matrices.view()), x, false, &mut rotated, false);
+        times(self.blocks.diagonal(matrices.made.view()), x, false, &mut rotated, false);
         (base.forward(&rotated, residual), None)
     }
 
@@ -243,26 +245,25 @@ impl Formula for Rotated {
         let matrices = self.matrices(weight);
         let rotated = base.linear.weight.trained().map(|_| {
             let mut rotated = input.x.like();
-            times(self.blocks.diagonal(matrices.view()), input.x, false, &mut rotated, false);
+            times(self.blocks.diagonal(matrices.made.view()), input.x, false, &mut rotated, false);
             rotated
         });
         let mut d_rotated = input.x.like();
         base.backward(&Input::new(rotated.as_ref().unwrap_or(input.x)), dy, Some((&mut d_rotated, false)), grads);
         if weight.device() != Device::Meta {
-            self.add_gradient(weight, input.x, &d_rotated, grads);
+            self.add_gradient(&matrices.weight, input.x, &d_rotated, grads);
         }
         if let Some((dx, add)) = dx {
-            times(self.blocks.diagonal(matrices.view()), &d_rotated, true, dx, add);
+            times(self.blocks.diagonal(matrices.made.view()), &d_rotated, true, dx, add);
         }
     }
 }
 
 impl Rotated {
     /// Adds the gradient of the trained values, given the inputs and the gradient of the rotated ones.
-    fn add_gradient(&self, weight: Floats<'_>, x: &Activation, d_rotated: &Activation, grads: &mut Grads<'_>) {
+    fn add_gradient(&self, weight: &[f32], x: &Activation, d_rotated: &Activation, grads: &mut Grads<'_>) {
         let d_matrices = self.d_matrices(x, d_rotated);
         let (trained, length) = (self.blocks.trained(), self.blocks.size * self.blocks.size);
-        let weight = weight.read();
         let blocks = weight.par_chunks_exact(trained).zip(d_matrices.par_chunks_exact(length));
         let each: Vec<Vec<f32>> = blocks.map(|(weight, d)| self.blocks.gradient(weight, d)).collect();
         grads.at(&self.weight).add(&each.concat());
