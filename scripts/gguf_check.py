@@ -91,6 +91,10 @@ FAMILIES = {
     ),
     "granite": ("GraniteConfig", dict(head_dim=None, embedding_multiplier=2.0, residual_multiplier=0.7, logits_scaling=2.0, attention_multiplier=0.2)),
     "smollm3": ("SmolLM3Config", dict(head_dim=None, num_hidden_layers=4)),
+    "seed_oss": (
+        "SeedOssConfig",
+        dict(head_dim=32, attention_bias=True, attention_out_bias=False, attention_dropout=0.0, residual_dropout=0.0),
+    ),
     "mixtral": ("MixtralConfig", dict(head_dim=None, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
     "qwen2_moe": (
         "Qwen2MoeConfig",

@@ -12,7 +12,7 @@ pub(super) static FAMILY: Family = Family {
     features: "biases on q, k and v, a head width of its own",
     sparse: false,
     classifier: Some("SeedOssForSequenceClassification"),
-    gguf: Some(Gguf::named("seed_oss")),
+    gguf: Some(Gguf { ffn_norm: "post_attention_norm", ..Gguf::named("seed_oss") }),
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
