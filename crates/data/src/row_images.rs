@@ -2,6 +2,8 @@
 //!
 //! It reads the parts of Transformers (`{type: image, image | path | url | base64}`), `OpenAI`'s `image_url`, TRL's columns, and the
 //! places `<image>` of LLaVA and LLaMA-Factory. In the messages that templates see, each image is `{type: image}`.
+use std::fmt::Write as _;
+
 use serde_json::{Map, Value, json};
 
 use super::json_type::json_type;
@@ -88,7 +90,7 @@ fn name_regions(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<
         let mut pieces = text.split(REGION);
         let mut named = pieces.next().unwrap_or_default().to_owned();
         for piece in pieces {
-            named += &format!("Region [{count}]");
+            let _ = write!(named, "Region [{count}]"); // a String never fails
             named += piece.strip_prefix(DEPTH).unwrap_or(piece);
             count += 1;
         }
