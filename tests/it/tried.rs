@@ -3,6 +3,7 @@
 use crate::parity::{families, golden, json};
 use crate::{export, gpu_memory, plan, shard};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::path::Path;
 use tunesmith::config::FAMILIES;
 
@@ -60,7 +61,7 @@ fn table() -> String {
             any(&|name| gpu_memory::PREDICTED.contains(&name)).into(),
             if family.gguf.is_some() { "yes".into() } else { String::new() },
         ];
-        text += &format!("| {} |\n", cells.join(" | "));
+        writeln!(text, "| {} |", cells.join(" | ")).unwrap();
     }
     text
 }

@@ -2,6 +2,8 @@
 //!
 //! It reads the parts of Transformers (`{type: image, image | path | url | base64}`), `OpenAI`'s `image_url`, TRL's columns, and the
 //! places `<image>` of LLaVA and LLaMA-Factory. In the messages that templates see, each image is `{type: image}`.
+use std::fmt::Write as _;
+
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 

@@ -123,13 +123,12 @@ impl ShownPictures {
                 }
             }
         }
-        let (width, height, found) = match largest {
-            Some(largest) => largest,
-            None => {
-                let (layout, _) = files.cut("", UNKNOWN, UNKNOWN, String::new())?;
-                let found = Self::of_image(&vision, &layout.tiles, layout.joined.as_ref(), per_row);
-                (u64::from(UNKNOWN), u64::from(UNKNOWN), found)
-            }
+        let (width, height, found) = if let Some(largest) = largest {
+            largest
+        } else {
+            let (layout, _) = files.cut("", UNKNOWN, UNKNOWN, String::new())?;
+            let found = Self::of_image(&vision, &layout.tiles, layout.joined.as_ref(), per_row);
+            (u64::from(UNKNOWN), u64::from(UNKNOWN), found)
         };
         let size = format!("{} x {} pixels ({})", grouped(width), grouped(height), count(found.pictures.rows, "token"));
         Ok((found, format!("{} of {size} in each row", count(per_row, "image"))))

@@ -48,7 +48,7 @@ fn held_and_predicted(name: &str, training: VisionTraining, features: Option<Fea
     let run = Run::read(name, &whole);
     let shows_one = |row: &&Value| row["images"].as_array().is_some_and(|images| images.len() == 1);
     let row = run.rows().iter().find(shows_one).unwrap_or_else(|| panic!("{name}: no row with one image"));
-    let mut batch = run.batch(&vec![row.clone(); ROWS]);
+    let mut batch = run.batch(&std::array::from_fn::<Value, ROWS, _>(|_| row.clone()));
     let own = batch.images.iter().find(|image| !image.pixels.world).unwrap();
     let vision = VisionArch { features, ..(**whole.arch.vision.as_ref().unwrap()).clone() };
     let shown = ShownPictures::of_image(&vision, &own.pixels.tiles, own.pixels.joined.as_ref(), 1);

@@ -99,16 +99,14 @@ impl Connector {
         for step in &self.0 {
             let from = input.as_ref().unwrap_or(x);
             let rows = from.tokens();
-            let (y, stats, extra) = match step {
+            let (y, stats, extra) = match (step, dropped) {
+                (Step::Dropout, Some(dropout)) => (dropout.apply(from), None, None),
                 // In an evaluation nothing is dropped: the input goes on.
-                Step::Dropout => match dropped {
-                    Some(dropout) => (dropout.apply(from), None, None),
-                    None => {
-                        kept.push(Kept { input: None, rows, stats: None, extra: None });
-                        continue;
-                    }
-                },
-                step => step.forward(pass, tiles, from),
+                (Step::Dropout, None) => {
+                    kept.push(Kept { input: None, rows, stats: None, extra: None });
+                    continue;
+                }
+                (step, _) => step.forward(pass, tiles, from),
             };
             let input = input.replace(y).filter(|_| step.needs_input());
             kept.push(Kept { input, rows, stats, extra });
