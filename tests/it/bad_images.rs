@@ -23,7 +23,7 @@ fn base64(bytes: &[u8]) -> String {
     bytes.chunks(3).flat_map(letters).collect()
 }
 
-fn chat(content: Value) -> Value {
+fn chat(content: &Value) -> Value {
     json!([{"role": "user", "content": content}, {"role": "assistant", "content": "a cat"}])
 }
 
@@ -35,13 +35,13 @@ const FORMS: [Form; 12] = [
         let turns = json!([{"from": "human", "value": "<image>\nwhat?"}, {"from": "gpt", "value": "a cat"}]);
         json!({"image": name, "conversations": turns})
     }),
-    ("a list", |name, _| json!({"images": [name], "messages": chat(json!("<image>what?"))})),
-    ("a list without places", |name, _| json!({"images": [{"path": name}], "messages": chat(json!("what?"))})),
-    ("a part by path", |name, _| json!({"messages": chat(json!([{"type": "image", "path": name}]))})),
-    ("a part by image", |name, _| json!({"messages": chat(json!([{"type": "image", "image": name}]))})),
+    ("a list", |name, _| json!({"images": [name], "messages": chat(&json!("<image>what?"))})),
+    ("a list without places", |name, _| json!({"images": [{"path": name}], "messages": chat(&json!("what?"))})),
+    ("a part by path", |name, _| json!({"messages": chat(&json!([{"type": "image", "path": name}]))})),
+    ("a part by image", |name, _| json!({"messages": chat(&json!([{"type": "image", "image": name}]))})),
     ("OpenAI's part", |_, bytes| {
         let address = format!("data:image/png;base64,{}", base64(bytes));
-        json!({"messages": chat(json!([{"type": "image_url", "image_url": {"url": address}}]))})
+        json!({"messages": chat(&json!([{"type": "image_url", "image_url": {"url": address}}]))})
     }),
     ("base64", |_, bytes| json!({"image": {"base64": base64(bytes)}, "question": "what?", "answer": "a cat"})),
     ("a statement", |name, _| json!({"image": name, "caption": "a cat is here", "label": 1, "relation": "at"})),

@@ -56,7 +56,9 @@ fn gradients_of_all_weights_and_of_heads_are_pytorch_s_on_a_gpu() {
         return;
     }
     on_gpu(|| {
-        families().iter().for_each(|family| check_full_gradients(family));
+        for family in families() {
+            check_full_gradients(&family);
+        }
         for (family, case) in [("llama", "llama"), ("gemma2", "gemma2"), ("llama", "regression")] {
             classify::check(family, case);
         }

@@ -505,7 +505,14 @@ fn gpu_info_and_memory_check_read_a_driver_and_do_without() {
         said(&output)
     };
     let text = ask(&["gpu-info", "--no-measure"], &bin);
-    for part in ["580.65.06", "13.0", "NVIDIA L4, 22.5 GiB, compute capability 8.9", "PHB", "cores", "control group"] {
+    for part in [
+        "580.65.06",
+        "13.0",
+        "NVIDIA L4, 22.5 GiB (22.0 GiB free, a run may hold 19.8 GiB), compute capability 8.9",
+        "PHB",
+        "cores",
+        "control group",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let text = ask(&["memory-check"], &bin);

@@ -5,7 +5,6 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
-use std::fmt::Write as _;
 
 use super::json_type::json_type;
 use tunesmith_base::error::{Error, Result};

@@ -97,7 +97,7 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
     shared_keys(arch)
 }
 
-/// The numbers of blocks with which llama.cpp takes queries to have no latent (DeepSeek V2 Lite, Moonlight).
+/// The numbers of blocks with which llama.cpp takes queries to have no latent (`DeepSeek` V2 Lite, Moonlight).
 const LITE: [usize; 2] = [26, 27];
 
 /// Blocks that take the keys of another: llama.cpp takes those of the last block but one, or the last, that has its own.

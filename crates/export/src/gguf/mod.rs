@@ -160,7 +160,7 @@ pub fn write_model(
     for Made { name, shape, parts } in layout.tensors(&merged.arch)? {
         let kept = format != GgufFormat::F32 && parts.iter().all(|(spec, _)| is_mxfp4(merged, spec));
         let format = if kept { GgufFormat::Mxfp4 } else { format.of(&name, &shape) };
-        header.tensors.push(Entry { format, name, shape });
+        header.tensors.push(Entry { name, format, shape });
         sources.push(Source::Merged(parts));
     }
     write(path, &header, &|index| match &sources[index] {

@@ -91,7 +91,7 @@ fn steps(arch: &Arch, gguf: &Gguf, spec: &TensorSpec) -> Vec<Step> {
 
 /// Whether the weights of this norm lack [`Arch::norm_offset`].
 fn counts_from_one(arch: &Arch, name: &str) -> bool {
-    !name.contains(".linear_attn.") && !(arch.plain_final_norm && name == arch.final_norm())
+    !(name.contains(".linear_attn.") || arch.plain_final_norm && name == arch.final_norm())
 }
 
 /// The rows of q and k in pairs, for families that have them so in llama.cpp, and otherwise here.

@@ -137,9 +137,7 @@ impl Connector {
                 },
                 step => step.backward(pass, tiles, (own, x), dy, wanted, grads),
             };
-            if gradient.is_none() {
-                return None;
-            }
+            gradient.as_ref()?;
         }
         gradient.filter(|_| want_dx)
     }
