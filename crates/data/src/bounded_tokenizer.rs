@@ -4,19 +4,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::catch_panic::isolated;
+use super::encoded::Encoded;
 use super::fast_bpe::FastBpe;
 use super::growth::{self, Growth, Words};
 use super::thread_time::thread_time;
 use tunesmith_base::error::{Error, Result};
-
-/// The token ids of a text, with the byte range of each.
-#[derive(Debug, Clone, Default)]
-pub struct Encoded {
-    /// Token ids, with those that the post-processor adds.
-    pub ids: Vec<u32>,
-    /// One byte range `start..end` of the text per id; empty for a token that the post-processor adds.
-    pub offsets: Vec<(usize, usize)>,
-}
 
 /// A tokenizer of the `tokenizers` crate, and bounds on the work that it may do for a text.
 pub(super) struct BoundedTokenizer {

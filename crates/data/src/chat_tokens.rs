@@ -1,7 +1,7 @@
 //! Token ids of a conversation, in which control tokens that a message contains can be plain text
 //! (`data.split_special_tokens`). How these tokens are found and renamed: [`super::control`].
-use super::bounded_tokenizer::Encoded;
 use super::control::{Match, differences};
+use super::encoded::Encoded;
 use super::jinja_limits::timed_out;
 use super::messages::Conversation;
 use super::report::Notes;

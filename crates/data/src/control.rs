@@ -14,8 +14,9 @@ use tokenizers::{
     AddedToken, AddedVocabulary, Model as _, NormalizedString, Normalizer as _, OffsetReferential, OffsetType,
 };
 
-use super::bounded_tokenizer::{BoundedTokenizer, Encoded};
+use super::bounded_tokenizer::BoundedTokenizer;
 use super::catch_panic::isolated;
+use super::encoded::Encoded;
 use super::messages::Conversation;
 use super::template_input::NONCHARACTERS;
 use super::tokenizer::Tokenizer;

@@ -8,8 +8,8 @@ use std::slice::from_ref;
 use std::sync::Arc;
 
 use super::batch::{Example, IGNORE};
-use super::bounded_tokenizer::Encoded;
 use super::classification_rows::ClassifierInput;
+use super::encoded::Encoded;
 use super::mask;
 use super::messages::Conversation;
 use super::pictures::{self, Pictures, Shown};

@@ -24,6 +24,7 @@ mod dataset;
 mod dedupe;
 pub mod documents;
 pub mod encode;
+mod encoded;
 mod fast_bpe;
 mod fields;
 mod growth;

@@ -3,8 +3,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::bounded_tokenizer::{BoundedTokenizer, Encoded};
+use super::bounded_tokenizer::BoundedTokenizer;
 use super::catch_panic::isolated;
+use super::encoded::Encoded;
 use super::model_files::{read_file, read_json};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;

@@ -19,7 +19,7 @@ use tokenizers::{Model as _, ModelWrapper};
 
 use self::added::AddedTokens;
 use self::steps::{Searches, Split};
-use super::bounded_tokenizer::Encoded;
+use super::encoded::Encoded;
 
 /// Longer words are not remembered.
 const LONGEST_WORD: usize = 64;
