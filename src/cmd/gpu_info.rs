@@ -146,7 +146,9 @@ fn libraries() -> String {
 
 /// A GPU's memory in words, with what a run may hold by itself: 90 % of what is free.
 fn memory(total: u64, free: Option<u64>) -> String {
-    let free = free.map(|free| format!(" ({} free, a run may hold {})", human_bytes(free), human_bytes(free / 10 * 9)));
+    let free = free.map(|free| {
+        format!(" ({} free, a run may hold {})", human_bytes(free), human_bytes(device::share_of_free(free)))
+    });
     human_bytes(total) + &free.unwrap_or_default()
 }
 

@@ -108,9 +108,9 @@ fn devices() -> String {
 }
 
 impl Device {
-    /// Bytes that a run may hold there: 90 % of what is free.
+    /// Bytes that a run may hold on this GPU.
     fn room(&self) -> Option<u64> {
-        Some(self.total?.saturating_sub(self.used?) / 10 * 9)
+        Some(device::share_of_free(self.total?.saturating_sub(self.used?)))
     }
 }
 

@@ -11,7 +11,7 @@ const PASS_TOKENS: usize = 4096;
 /// Texts side by side on the CPU: a panel of the matrix products has 16 tokens, which cost little more than one.
 const ON_CPU: usize = 16;
 
-/// Texts side by side on a GPU, where a step of so many takes hardly longer than reading the weights.
+/// Texts side by side on a GPU, where more texts than on the CPU share one reading of the weights. Not measured on a GPU yet.
 const ON_GPU: usize = 128;
 
 /// How the next token is chosen.

@@ -139,6 +139,11 @@ fn instructions(config: &Config) -> &'static str {
     }
 }
 
+/// The part of a GPU's free bytes that a run may hold by itself: 90 %.
+pub const fn share_of_free(free: u64) -> u64 {
+    free / 10 * 9
+}
+
 /// Bytes that a run may hold there by itself, where its configuration sets no budget: of a GPU 90 % of what other programs
 /// leave free.
 pub fn usable(device: Device) -> Option<u64> {
@@ -146,7 +151,7 @@ pub fn usable(device: Device) -> Option<u64> {
         Device::Cpu => limits::usable(),
         Device::Cuda(ordinal) => {
             let (free, _) = gpu::free_and_total(ordinal).ok()?;
-            Some((free + memory::live(device)) / 10 * 9)
+            Some(share_of_free(free + memory::live(device)))
         }
         Device::Meta => None,
     }

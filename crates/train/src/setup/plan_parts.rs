@@ -132,13 +132,15 @@ pub fn evaluation(
         generation.num_beams = train.generation_num_beams.unwrap_or(generation.num_beams);
         let config = &Config { generation, ..config.clone() };
         let usual = if ranks > 1 { PROMPTS_AT_ONCE_OF_RANKS } else { PROMPTS_AT_ONCE };
+        let settings = generation_settings(config, source, dataset)?;
+        let at_once = settings.texts_at_once(source.device);
         Some(EvalGenerationPlan {
-            settings: generation_settings(config, source, dataset)?,
+            settings,
             stop_strings: config.generation.stop_strings.clone(),
             rows: train.generation_rows.map_or(validation.len(), |rows| rows.min(validation.len())),
             prompts_at_once: match train.eval_accumulation_steps {
                 Some(batches) => (batches as usize).saturating_mul(train.eval_batch_size),
-                None => usual.max(config.generation.batch_size.unwrap_or(0)),
+                None => usual.max(at_once),
             },
             metrics: config.eval.clone(),
         })
