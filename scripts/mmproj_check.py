@@ -67,12 +67,13 @@ def build(sdist, folder):
     os.makedirs(folder, exist_ok=True)
     listed = re.search(r"add_library\(mtmd(.*?)\)", open(f"{tools}/CMakeLists.txt", encoding="utf-8").read(), re.S).group(1)
     sources = [os.path.join(tools, name) for name in listed.split() if name.endswith(".cpp")]
-    hashes = [f"{top}/vendor/hash/{name}" for name in ("hash.cpp", "sha1/sha1.c", "sha256/sha256.c", "xxhash/xxhash.c")]
+    sources += [f"{top}/vendor/hash/{name}" for name in ("hash.cpp", "sha256/sha256.c", "xxhash/xxhash.c")]
     include = [f"-I{top}/{place}" for place in ("tools/mtmd", "tools", "include", "ggml/include", "src", "vendor", "vendor/stb", "vendor/miniaudio", "vendor/hash", ".")]
     objects = []
-    for number, source in enumerate(sources + [hash for hash in hashes if os.path.exists(hash)]):
+    for number, source in enumerate(sources):
         objects.append(f"{folder}/{number}.o")
-        subprocess.run(["g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-fPIC", "-DGGML_SHARED", "-DLLAMA_SHARED", *include, "-c", source, "-o", objects[-1]], check=True)
+        compiler = ["g++", "-std=c++17"] if source.endswith(".cpp") else ["gcc"]
+        subprocess.run([*compiler, "-O1", "-w", "-fPIC", "-DGGML_SHARED", "-DLLAMA_SHARED", *include, "-c", source, "-o", objects[-1]], check=True)
     link = ["-lllama", "-lggml", "-lggml-base", "-lggml-cpu", f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
     subprocess.run(["g++", "-shared", "-o", f"{folder}/libmtmd.so", *objects, *link], check=True)
     for name in objects:
