@@ -40,8 +40,19 @@ pub(super) struct Builder<'a> {
     /// By module: the adapter that it gets, and that adapter's number.
     pub(super) placements: BTreeMap<String, (u64, Placement)>,
     shards: Shards,
+    /// Matrices of blocks and of the head are rearranged for inference ([`Builder::linear`]). Those of an encoder are not.
+    interleaves: bool,
     /// As [`expert_pools`] makes them.
     pub(super) expert_pools: [Arc<Pool>; 2],
+}
+
+/// How a model is loaded, other than for training.
+#[derive(Default)]
+struct Load<'a> {
+    /// As [`Model::on_counted`] says.
+    float32: Option<&'a BTreeSet<String>>,
+    /// As [`Builder`] says.
+    interleaves: bool,
 }
 
 impl Model {
@@ -63,6 +74,28 @@ impl Model {
         Self::load_with(arch, weights, config, stack, None, Shards::default())
     }
 
+    /// As [`Model::load_on`], for inference alone: on the CPU, matrices are rearranged so that products read them from end to end
+    /// ([`tunesmith_ops::gemm::Interleaved`]). Results are the same to the bit; a backward pass is not possible.
+    ///
+    /// # Errors
+    /// As [`Model::load_on`].
+    pub fn load_for_inference(
+        arch: &Arch,
+        weights: Option<&WeightFiles>,
+        config: &Config,
+        stack: &Stack,
+    ) -> Result<Self> {
+        let source = Source { arch, weights, config, stack };
+        let device = device(config.model.device)?;
+        Self::load_to(
+            device,
+            source,
+            None,
+            Shards::default(),
+            Load { interleaves: device == Device::Cpu, float32: None },
+        )
+    }
+
     /// On the meta device: tensors have shapes and no memory, and a pass counts the buffers that it takes
     /// ([`Model::buffer_counts`]).
     ///
@@ -71,7 +104,7 @@ impl Model {
     pub fn on_meta(arch: &Arch, config: &Config) -> Result<Self> {
         let stack = Stack::default();
         let source = Source { arch, weights: None, config, stack: &stack };
-        Self::load_to(Device::Meta, source, None, Shards::default(), None)
+        Self::load_to(Device::Meta, source, None, Shards::default(), Load::default())
     }
 
     /// On a GPU that only counts: tensors have the forms and sizes that they have on a GPU, whatever is loaded, and a pass takes
@@ -83,7 +116,8 @@ impl Model {
     pub fn on_counted(arch: &Arch, config: &Config, float32: &BTreeSet<String>, gpu: &CountedGpu) -> Result<Self> {
         let stack = Stack::default();
         let source = Source { arch, weights: None, config, stack: &stack };
-        Self::load_to(gpu.device(), source, None, Shards::default(), Some(float32))
+        let load = Load { float32: Some(float32), ..Load::default() };
+        Self::load_to(gpu.device(), source, None, Shards::default(), load)
     }
 
     /// As [`Model::load_on`]. Matrices that were quantized before are taken from `cache`, and others are kept there. Each
@@ -100,7 +134,7 @@ impl Model {
         shards: Shards,
     ) -> Result<Self> {
         let source = Source { arch, weights, config, stack };
-        Self::load_to(device(config.model.device)?, source, cache, shards, None)
+        Self::load_to(device(config.model.device)?, source, cache, shards, Load::default())
     }
 
     fn load_to(
@@ -108,7 +142,7 @@ impl Model {
         source: Source<'_>,
         cache: Option<Cache<'_>>,
         shards: Shards,
-        float32: Option<&BTreeSet<String>>,
+        Load { float32, interleaves }: Load<'_>,
     ) -> Result<Self> {
         let Source { arch, weights, config, .. } = source;
         let offloads = config.train.offload_param && matches!(device, Device::Cuda(_));
@@ -160,7 +194,7 @@ impl Model {
         let placements = placements.into_iter().enumerate();
         let placements = placements.map(|(i, placement)| (placement.module.clone(), (i as u64, placement))).collect();
         let expert_pools = expert_pools(tensors.device, tensors.source.config);
-        Builder { tensors, arch, placements, shards, expert_pools }.build()
+        Builder { tensors, arch, placements, shards, interleaves, expert_pools }.build()
     }
 }
 
@@ -187,7 +221,8 @@ impl<'a> Builder<'a> {
             renamed: BTreeMap::new(),
         };
         let expert_pools = expert_pools(tensors.device, tensors.source.config);
-        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards: Shards::default(), expert_pools })
+        let shards = Shards::default();
+        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards, interleaves: false, expert_pools })
     }
 }
 
@@ -209,7 +244,9 @@ impl Builder<'_> {
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
         let mut per_layer = self.per_layer(&mut linears)?;
         let narrow = narrow(config);
+        let interleaves = std::mem::take(&mut self.interleaves);
         let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
+        self.interleaves = interleaves;
         let tables = std::iter::once(&mut embedding).chain(per_layer.iter_mut().flat_map(PerLayer::weights_mut));
         self.shards.push(tables.collect(), &mut self.tensors.params);
         let mut blocks = Vec::with_capacity(arch.num_hidden_layers);
@@ -225,12 +262,18 @@ impl Builder<'_> {
             norm.offset = 0.0;
         }
         let embedding_norm = arch.embedding_norm.then(|| self.tensors.weightless(arch.hidden_size));
+        if self.interleaves && arch.ties_head() {
+            embedding.interleave(arch.hidden_size);
+        }
         let head = if arch.ties_head() {
             self.shards.push_trained(0, &mut self.tensors.params);
             embedding.clone()
         } else {
             let mut head = self.tensors.weight(arch.head_tensor())?;
             self.shards.push(vec![&mut head], &mut self.tensors.params);
+            if self.interleaves {
+                head.interleave(arch.hidden_size);
+            }
             head
         };
         let Tensors { mut params, quantizer, .. } = self.tensors;
@@ -262,11 +305,20 @@ impl Builder<'_> {
 
     pub(super) fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
         if let Some((number, placement)) = self.placements.remove(&peft_name(&spec.name)) {
-            return Module::new(&mut self.tensors, spec, number, &placement).attach(&placement);
+            let module = Module::new(&mut self.tensors, spec, number, &placement).attach(&placement)?;
+            return Ok(self.arranged(module));
         }
         let LinearSpec { out_features, in_features, .. } = *spec;
         let (weight, bias) = self.tensors.plain(spec)?;
-        Ok(Linear { weight, bias, out_features, in_features, adapter: None })
+        Ok(self.arranged(Linear { weight, bias, out_features, in_features, adapter: None }))
+    }
+
+    /// A module whose matrix lies as products of this model read it.
+    pub(super) fn arranged(&self, mut linear: Linear) -> Linear {
+        if self.interleaves {
+            linear.weight.interleave(linear.in_features);
+        }
+        linear
     }
 
     /// The linear module of that name, taken out of `linears`.
@@ -350,5 +402,33 @@ pub(super) fn gate(arch: &Arch) -> Gate {
     match arch.activation {
         HiddenAct::Silu => Gate::Silu,
         HiddenAct::GeluTanh => Gate::GeluTanh,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weight::Weight;
+    use std::path::Path;
+    use tunesmith_config::Init;
+
+    /// Whether the head, and how many matrices of the blocks, are rearranged.
+    fn interleaved(mut model: Model) -> (bool, usize) {
+        let is = |weight: &Weight| matches!(weight, Weight::Interleaved(_));
+        let blocks = model.blocks.blocks.iter_mut().flat_map(Block::weights_mut);
+        (is(&model.head.weight), blocks.filter(|weight| is(weight)).count())
+    }
+
+    #[test]
+    fn matrices_of_a_model_for_inference_are_interleaved() {
+        let shape = r#"{"model_type": "llama", "vocab_size": 50, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": true, "hidden_act": "silu"}"#;
+        let arch = Arch::from_json(shape, Path::new("a test")).unwrap();
+        let mut config = Config::default();
+        config.model.init = Init::Random;
+        let model = Model::load_for_inference(&arch, None, &config, &Stack::default()).unwrap();
+        assert_eq!(interleaved(model), (true, 2 * 7));
+        assert_eq!(interleaved(Model::load(&arch, None, &config).unwrap()), (false, 0));
     }
 }
