@@ -420,6 +420,12 @@ precision: _cxx
 @gguf-check *ARGS: _build
     "${PYTHON:-python3}" scripts/gguf_check.py --tunesmith "{{ tunesmith }}" "$@"
 
+# compare exported image encoders with llama.cpp and Transformers (a minute; needs PYTHON with llama-cpp-python, torch, transformers, peft; --libmtmd)
+[group('develop')]
+[no-exit-message]
+@mmproj-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/mmproj_check.py --tunesmith "{{ tunesmith }}" "$@"
+
 # compare exported folders and adapters of all families with Transformers and PEFT (a few minutes; needs PYTHON with both)
 [group('develop')]
 [no-exit-message]

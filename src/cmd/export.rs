@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
+use super::export_gguf::{self, GgufRequest};
 use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_difference, parse_dtype};
 use super::parts_args::{Opened, PartsArgs};
 use super::shell_quote::quoted;
@@ -16,11 +17,10 @@ use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
 use crate::export::card::ModelCard;
 use crate::export::folder::{self, FolderSettings};
-use crate::export::gguf::{self, GgufFormat, GgufVocabulary};
+use crate::export::gguf::GgufFormat;
 use crate::export::merge::Parts;
 use crate::files;
 use crate::files::disk::RealDisk;
-use crate::files::output::{Existing, OutputFile, check_no_overlap, check_output_file};
 use crate::hub::{Hub, Pushed};
 use crate::model::weights::Stacking;
 use crate::plan::{grouped, human_bytes};
@@ -45,6 +45,10 @@ pub struct Args {
     /// Write the adapter as a folder for PEFT, with a model card
     #[arg(long)]
     peft: bool,
+    /// With --gguf, write image encoder and connector (llama.cpp's mmproj file) with matrices of this type, or leave them out; `auto` takes
+    /// the type of --gguf, and leaves them out where llama.cpp has no such file
+    #[arg(long, value_name = "auto|none|f16|q8_0|f32", default_value = "auto", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
+    mmproj: String,
     /// With --gguf, write only the adapter, for llama.cpp's --lora
     #[arg(long, requires = "gguf")]
     adapter_only: bool,
@@ -103,63 +107,28 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::config("--gguf: llama.cpp has no classification head for these models")
             .hint("export for Transformers (--hf), or the adapter (--peft)"));
     }
-    if format.is_some() && opened.parts.arch.vision.is_some() && opened.top.is_some() {
-        return Err(Error::config("--gguf: the adapter changes the image encoder or the connector, which llama.cpp reads from a file of their own (mmproj)")
-            .hint("not yet: that file; export for Transformers (--hf), and make both files with llama.cpp's convert_hf_to_gguf.py"));
+    if let Some(format) = format {
+        let request = GgufRequest {
+            format,
+            mmproj: &args.mmproj,
+            adapter_only: args.adapter_only,
+            output: args.output.as_deref(),
+            pre_tokenizer: args.pre_tokenizer.as_deref(),
+            max_difference: args.max_difference,
+            overwrite: args.overwrite,
+        };
+        let (text, files) = export_gguf::write(&request, opened, &name)?;
+        print(&text)?;
+        return push(args, hub.as_ref(), &files);
     }
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let mut text = String::new();
-    if let Some(format) = format {
-        if parts.arch.vision.is_some() {
-            text.push_str(
-                "holds           the text model alone: the image encoder of a pair has no file for llama.cpp\n",
-            );
-        } else if parts.arch.wrapper.is_some() && !args.adapter_only {
-            let _ = writeln!(
-                text,
-                "holds           the language model; for images, llama.cpp needs a file of the base's encoder too: convert_hf_to_gguf.py --mmproj"
-            );
-        }
-        let default = default_name(&name, args.gguf.as_deref().unwrap_or_default(), args.adapter_only);
-        let output = args.output.as_deref().map(|output| with_extension(output, "gguf"));
-        let path = output_dir(output.as_deref(), config.as_ref(), &default)?;
-        check_no_overlap(&path, &reads)?;
-        // An unwritable output is reported before all the work.
-        let existing = Existing::unless("--overwrite", args.overwrite);
-        drop(OutputFile::create(&path, existing, &reads)?);
-        let path = check_output_file(&path, existing, &reads)?;
-        let bytes = if args.adapter_only {
-            let top = top.ok_or_else(no_adapter)?;
-            gguf::write_adapter(&path, &parts.arch, &top, format)?
-        } else {
-            let vocabulary =
-                GgufVocabulary::load(&tokenizer, &parts.arch, template.as_deref(), args.pre_tokenizer.as_deref())?;
-            if let Some(remark) = vocabulary.remark() {
-                let _ = writeln!(text, "tokenizer       {remark}"); // a String never fails
-            }
-            let model = match top {
-                Some(top) => {
-                    let (checked, model) = check_merge(parts, top, args.max_difference)?;
-                    text += &checked;
-                    model.model
-                }
-                None => parts.merged(None)?,
-            };
-            gguf::write_model(&path, &model, &vocabulary, &name, format)?
-        };
-        let how = if args.adapter_only { "-m BASE.gguf --lora" } else { "-m" };
-        let _ = writeln!(text, "file            {} ({})", path.display(), human_bytes(bytes)); // a String never fails
-        let _ = writeln!(text, "use it          llama-cli {how} {}", quoted(&path.display().to_string()));
-        print(&text)?;
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        return push(args, hub.as_ref(), &[(name, path)]);
-    }
     let form_name = if args.peft { "peft" } else { "hf" };
     let target = output_dir(args.output.as_deref(), config.as_ref(), &format!("export-{form_name}"))?;
     let use_it = how_to_use(&parts.arch, args.peft, &target.display().to_string());
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
-        let top = top.ok_or_else(no_adapter)?;
+        let top = top.ok_or_else(export_gguf::no_adapter)?;
         write_peft(&target, &parts, &top, &tokenizer, template.as_deref(), &card)?;
     } else {
         let model = match top {
@@ -186,16 +155,6 @@ pub fn run(args: &Args) -> Result<()> {
     push(args, hub.as_ref(), &files_of(&target)?)
 }
 
-/// The file's name without `--output`: `NAME.q8_0.gguf` for a model, `NAME-F16-LoRA.gguf` for an adapter, as llama.cpp's
-/// `convert_lora_to_gguf.py` names it.
-fn default_name(name: &str, format: &str, adapter: bool) -> String {
-    if adapter {
-        format!("{name}-{}-LoRA.gguf", format.to_uppercase())
-    } else {
-        format!("{name}.{}.gguf", format.to_lowercase())
-    }
-}
-
 /// How to use the folder `dir`, in a line. A multimodal model needs more than a text; its card has the code.
 fn how_to_use(arch: &Arch, adapter: bool, dir: &str) -> String {
     let task = match (&arch.score, &arch.vision, arch.wrapper) {
@@ -210,22 +169,6 @@ fn how_to_use(arch: &Arch, adapter: bool, dir: &str) -> String {
     let dir = serde_json::Value::from(dir);
     let code = format!("from transformers import pipeline; print(pipeline(\"{task}\", {dir})(\"Hello\"))");
     format!("python3 -c {}", quoted(&code))
-}
-
-fn no_adapter() -> Error {
-    Error::config("no adapter is named").hint("name one: --adapter DIR")
-}
-
-/// Adds `.extension` to a file's name unless it ends so.
-fn with_extension(path: &Path, extension: &str) -> PathBuf {
-    let ends = path.extension().is_some_and(|end| end.eq_ignore_ascii_case(extension));
-    if ends || path.is_dir() {
-        return path.to_owned();
-    }
-    let mut name = path.as_os_str().to_owned();
-    name.push(".");
-    name.push(extension);
-    PathBuf::from(name)
 }
 
 fn write_peft(
@@ -411,20 +354,5 @@ mod tests {
         metrics["rows"] = 1.into();
         assert_eq!(evaluated(&metrics), row("rouge1 (1 validation row)"));
         assert_eq!(evaluated(&serde_json::Value::Null), []);
-    }
-
-    #[test]
-    fn an_adapter_and_a_model_have_different_names() {
-        assert_eq!(default_name("run", "F16", false), "run.f16.gguf");
-        assert_eq!(default_name("run", "f16", true), "run-F16-LoRA.gguf");
-    }
-
-    #[test]
-    fn a_gguf_file_is_named_as_one() {
-        let named = |path: &str| with_extension(Path::new(path), "gguf").display().to_string();
-        assert_eq!(
-            ["a", "a.gguf", "a.GGUF", "out/a.q8_0", "a.b/c"].map(named),
-            ["a.gguf", "a.gguf", "a.GGUF", "out/a.q8_0.gguf", "a.b/c.gguf"]
-        );
     }
 }

@@ -18,6 +18,7 @@ mod download;
 mod encode;
 mod eval;
 mod export;
+mod export_gguf;
 mod failure;
 mod generation_flags;
 mod generations;

@@ -33,6 +33,7 @@ mod memory;
 mod merge;
 mod metrics;
 mod mixtures;
+mod mmproj;
 mod models;
 mod mxfp4;
 mod objective;

@@ -120,7 +120,7 @@ impl Encoder {
 
 impl Step {
     /// Names and shapes of its tensors.
-    fn tensors(&self) -> Vec<TensorSpec> {
+    pub fn tensors(&self) -> Vec<TensorSpec> {
         match self {
             Self::Norm(Norm { name, size, rms, .. }) => norm(name, *size, *rms),
             Self::Linear(linear) => tensors_of(linear),

@@ -214,6 +214,14 @@ fn rotary(arch: &Arch, gguf: &Gguf, put: &mut impl FnMut(&str, Value)) {
     put("rope.freq_base", Value::F32(rope.theta as f32));
     if gguf.sections {
         put("rope.dimension_sections", Value::I32s(sections(rope.rotary_dim / 2)));
+    } else if let Some(vision) = arch.vision.as_ref()
+        && let Some(mrope) = &vision.mrope
+    {
+        let [time, row, column] = mrope.sections.map(|frequencies| frequencies as i32);
+        put("rope.dimension_sections", Value::I32s(vec![time, row, column, 0]));
+        if !vision.deepstack.is_empty() {
+            put("n_deepstack_layers", Value::count(vision.deepstack.len()));
+        }
     }
     scaling(arch, gguf, rope, put);
     let local = arch.ropes.get(1).or_else(|| of(true).filter(|_| gguf.listed_windows));

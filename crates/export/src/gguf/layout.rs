@@ -23,7 +23,7 @@ pub(super) struct Made {
 }
 
 impl Layout {
-    /// The layout of a model.
+    /// The layout of a model. With [`Arch::vision`], the tokens of an image may have positions of several axes.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: llama.cpp does not know the family, or computes the model otherwise.
@@ -36,7 +36,13 @@ impl Layout {
             parts.any(|part| is_mixer(part) && !matches!(part, PartSpec::Attention(_)))
         };
         let (hybrid, sparse) = (arch.blocks.iter().any(other), arch.blocks.iter().any(BlockSpec::has_experts));
-        Ok(Self { gguf, name: (gguf.variant)(hybrid, sparse).unwrap_or(gguf.name) })
+        let seeing = arch.vision.as_ref().and_then(|vision| vision.mrope.as_ref());
+        let name = match (gguf.name, seeing.map(|mrope| mrope.interleaved)) {
+            ("qwen2", Some(false)) => "qwen2vl",
+            ("qwen3", Some(true)) => "qwen3vl",
+            _ => (gguf.variant)(hybrid, sparse).unwrap_or(gguf.name),
+        };
+        Ok(Self { gguf, name })
     }
 
     pub(super) const fn name(&self) -> &'static str {

@@ -1,9 +1,10 @@
-//! GGUF, the files of llama.cpp: a model with its tokenizer and chat template, or an adapter.
+//! GGUF, the files of llama.cpp: a model with its tokenizer and chat template, an image encoder with its connector, or an adapter.
 //! Format: `docs/gguf.md` of ggml; names and rules: llama.cpp's own converter.
 mod check;
 mod container;
 mod keys;
 mod layout;
+mod mmproj;
 mod mxfp4;
 mod names;
 mod rows;
@@ -21,6 +22,7 @@ use candle_core::{Device, Tensor};
 use super::merge::{Merged, fits};
 use container::{Entry, Header, Value};
 use layout::{Adapted, Layout, Made};
+pub use mmproj::{Mmproj, write_mmproj};
 use tensors::Output;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
@@ -58,6 +60,17 @@ impl GgufFormat {
             "q4_0" => Ok(Self::Q4_0),
             other => Err(Error::config(format!("--gguf {other}: expected f16, q8_0, q4_0 or f32"))
                 .hint("llama.cpp's llama-quantize makes other types from an f16 file")),
+        }
+    }
+
+    /// The word of the flag.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -163,16 +176,7 @@ pub fn write_model(
         header.tensors.push(Entry { name, format, shape });
         sources.push(Source::Merged(parts));
     }
-    write(path, &header, &|index| match &sources[index] {
-        Source::Ready(values) => Ok(values.clone()),
-        Source::Merged(parts) => {
-            let mut all = Vec::new();
-            for (spec, output) in parts {
-                all.extend(output.values(spec, merged.values(spec)?));
-            }
-            Ok(all)
-        }
-    })
+    write(path, &header, &|index| sources[index].values(merged))
 }
 
 /// Whether a matrix can stay in MXFP4: the base's files have it so, and no adapter changes it.
@@ -187,6 +191,21 @@ enum Source {
     Ready(Vec<f32>),
     /// From tensors of the model, one after the other.
     Merged(Vec<(TensorSpec, Output)>),
+}
+
+impl Source {
+    fn values(&self, merged: &Merged) -> Result<Vec<f32>> {
+        match self {
+            Self::Ready(values) => Ok(values.clone()),
+            Self::Merged(parts) => {
+                let mut all = Vec::new();
+                for (spec, output) in parts {
+                    all.extend(output.values(spec, merged.values(spec)?));
+                }
+                Ok(all)
+            }
+        }
+    }
 }
 
 /// Writes an adapter; returns the bytes of the file.

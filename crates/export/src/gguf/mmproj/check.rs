@@ -1,0 +1,117 @@
+//! What of an encoder, a connector or an image processor llama.cpp does not compute.
+use super::Projector;
+use tunesmith_config::vision::{Encoder, Pointwise, Processing, Size, Step, VisionArch};
+
+/// Pixels of a window's side in Qwen2.5-VL, and patches that become one row, which are fixed there.
+const WINDOW: usize = 112;
+const MERGED: usize = 2;
+/// Width and blocks of the one `InternVL` encoder that llama.cpp takes to have `RMSNorm`.
+const INTERN_6B: [usize; 2] = [3200, 45];
+
+/// The first thing that it computes otherwise, if there is one.
+pub(super) fn lacks(projector: Projector, vision: &VisionArch, processing: &Processing) -> Option<String> {
+    let encoder = &vision.encoder;
+    if !projector.encoders().contains(&encoder.family) {
+        return Some(format!("an image encoder {}", encoder.family));
+    }
+    if encoder.channels != 3 {
+        return Some(format!("images of {} channels", encoder.channels));
+    }
+    if encoder.activation == Pointwise::Relu {
+        return Some("ReLU in an image encoder".into());
+    }
+    connector(projector, vision)
+        .or_else(|| of_kind(projector, vision))
+        .or_else(|| images(projector, encoder, processing))
+}
+
+fn connector(projector: Projector, vision: &VisionArch) -> Option<String> {
+    let encoder = &vision.encoder;
+    for connector in vision.connectors() {
+        for step in &connector.steps {
+            let what = match step {
+                Step::Function(Pointwise::Gelu | Pointwise::GeluTanh) => continue,
+                Step::Function(_) => "another activation than GELU in the connector",
+                Step::Linear(linear) if !linear.bias && projector != Projector::Idefics3 => {
+                    "a connector without biases"
+                }
+                // Those of InternVL have one of their own.
+                Step::Norm(norm) if norm.eps != encoder.norm_eps && projector != Projector::InternVl => {
+                    "a norm of the connector with another epsilon than the encoder's"
+                }
+                _ => continue,
+            };
+            return Some(what.into());
+        }
+    }
+    None
+}
+
+/// What differs from kind to kind.
+fn of_kind(projector: Projector, vision: &VisionArch) -> Option<String> {
+    let encoder = &vision.encoder;
+    let rules: &[(bool, &str)] = match projector {
+        Projector::Gemma3 | Projector::Idefics3 => &[],
+        Projector::Llava => {
+            &[(encoder.feature.drop_prefix || !encoder.class_token, "a class token among an image's rows")]
+        }
+        Projector::InternVl => {
+            let large = [encoder.hidden_size, encoder.feature.blocks] == INTERN_6B;
+            &[(encoder.rms_norm == large, "this norm in the image encoder")]
+        }
+        Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3 => &[
+            (encoder.frames == Some(2), "a temporal_patch_size other than 2"),
+            (vision.connector.side() == MERGED, "a spatial_merge_size other than 2"),
+            (encoder.rope_theta == Some(10_000.0), "a rope_theta other than 10000 in the image encoder"),
+            (
+                encoder
+                    .windows
+                    .as_ref()
+                    .is_none_or(|windows| windows.side == WINDOW / MERGED / encoder.patch_size * MERGED),
+                "a window_size other than 112",
+            ),
+            (
+                encoder.windows.is_none() || interval(encoder).is_some(),
+                "attention to the whole image in other blocks than every n-th",
+            ),
+        ],
+    };
+    rules.iter().find_map(|(fits, what)| (!fits).then(|| (*what).into()))
+}
+
+/// The number n, if in exactly every n-th block patches see the whole image.
+pub(super) fn interval(encoder: &Encoder) -> Option<usize> {
+    let blocks = 0..encoder.feature.blocks;
+    let interval = blocks.clone().position(|layer| !encoder.is_windowed(layer))? + 1;
+    let fits = |layer: usize| encoder.is_windowed(layer) != (layer + 1).is_multiple_of(interval);
+    blocks.into_iter().all(fits).then_some(interval)
+}
+
+/// How files become pixels.
+fn images(projector: Projector, encoder: &Encoder, processing: &Processing) -> Option<String> {
+    if processing.rescale.is_none_or(|factor| (factor * 255.0 - 1.0).abs() > 1e-6) {
+        return Some("a rescale_factor other than 1/255".into());
+    }
+    if matches!(projector, Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3) {
+        return None;
+    }
+    let Some(side) = side(processing) else {
+        return Some("images that are no squares of one size".into());
+    };
+    // A convolution leaves out what is no whole patch.
+    let patches = side as usize / encoder.patch_size;
+    (encoder.grid != [patches; 2])
+        .then(|| format!("images of {side} pixels a side, for which the encoder has no positions"))
+}
+
+/// The side of the square that each image or tile becomes.
+pub(super) fn side(processing: &Processing) -> Option<u32> {
+    let square = |[height, width]: [u32; 2]| (height == width).then_some(height);
+    match (processing.crop, processing.size) {
+        (Some(crop), _) => square(crop),
+        (None, Size::Exact(size) | Size::Canvas { tile: size, .. }) => square(size),
+        (None, Size::Tiles { tile, .. } | Size::AnyRes { tile }) => Some(tile),
+        (None, Size::ShortestEdge(side)) => processing.square.map(|_| side),
+        (None, Size::Kept | Size::MostPatches { .. } | Size::Pixels { .. }) => None,
+    }
+}

@@ -1,0 +1,80 @@
+//! Sizes and constants of encoder, connector and image processor in a file's header.
+use super::super::container::{Header, Value};
+use super::{Projector, check};
+use tunesmith_config::vision::{Encoder, Pointwise, Processing, Size, VisionArch};
+
+/// The side of an image in the file of a model whose images keep their shape; llama.cpp only warms up with it.
+const QWEN_SIDE: usize = 560;
+
+/// Writes all of it.
+pub(super) fn describe(projector: Projector, vision: &VisionArch, processing: &Processing, header: &mut Header) {
+    let encoder = &vision.encoder;
+    let number = |value: f64| Value::F32(value as f32);
+    header.own("has_vision_encoder", Value::Bool(true));
+    header.own("projector_type", Value::text(projector.name()));
+    for (key, count) in [
+        ("projection_dim", vision.connector.decoder_size),
+        ("image_size", image_size(projector, encoder, processing)),
+        ("patch_size", encoder.patch_size),
+        ("embedding_length", encoder.hidden_size),
+        ("feed_forward_length", encoder.intermediate_size),
+        ("block_count", encoder.feature.blocks),
+        ("attention.head_count", encoder.num_heads),
+    ] {
+        header.own(&format!("vision.{key}"), Value::count(count));
+    }
+    header.own("vision.attention.layer_norm_epsilon", number(encoder.norm_eps));
+    // (x / 255 - mean) / std: without a normalisation, nothing is taken off.
+    let [mean, std] = processing.normalize.unwrap_or([[0.0; 3], [1.0; 3]]);
+    header.own("vision.image_mean", Value::F32s(mean.to_vec()));
+    header.own("vision.image_std", Value::F32s(std.to_vec()));
+    match encoder.activation {
+        Pointwise::Silu => header.own("use_silu", Value::Bool(true)),
+        Pointwise::Gelu | Pointwise::GeluTanh => header.own("use_gelu", Value::Bool(true)),
+        Pointwise::QuickGelu | Pointwise::Relu => {}
+    }
+    let mut put = |key: &str, value: Value| header.own(&format!("vision.{key}"), value);
+    let side = Value::count(vision.connector.side());
+    match projector {
+        Projector::Gemma3 => put("projector.scale_factor", side),
+        Projector::Idefics3 => {
+            put("projector.scale_factor", side);
+            if let Some(longest) = longest_edge(processing) {
+                put("preproc_image_size", Value::U32(longest));
+            }
+        }
+        Projector::InternVl => {
+            put("projector.scale_factor", side);
+            if let Size::Canvas { least, most, .. } = processing.size {
+                put("preproc_min_tiles", Value::U32(least));
+                put("preproc_max_tiles", Value::U32(most));
+            }
+        }
+        // Without it, llama.cpp would leave out the last block.
+        Projector::Llava => put("feature_layer", Value::I32s(vec![encoder.feature.blocks as i32])),
+        Projector::Qwen2 => {}
+        Projector::Qwen25 => put("n_wa_pattern", Value::count(check::interval(encoder).unwrap_or(0))),
+        Projector::Qwen3 => {
+            put("spatial_merge_size", side);
+            let deep = |block| vision.deepstack.iter().any(|deep| deep.block == block);
+            put("is_deepstack_layers", Value::Bools((0..encoder.feature.blocks).map(deep).collect()));
+        }
+    }
+}
+
+/// The longer side of an image before it is cut into tiles; a tile's own side if it is not cut.
+fn longest_edge(processing: &Processing) -> Option<u32> {
+    match processing.size {
+        Size::Tiles { longest_edge, tile, split } => Some(if split { longest_edge } else { tile }),
+        _ => None,
+    }
+}
+
+/// The side of what the encoder reads, in pixels.
+fn image_size(projector: Projector, encoder: &Encoder, processing: &Processing) -> usize {
+    match projector {
+        Projector::Qwen2 | Projector::Qwen25 => QWEN_SIDE,
+        Projector::Qwen3 => encoder.grid[0] * encoder.patch_size,
+        _ => check::side(processing).map_or(0, |side| side as usize),
+    }
+}

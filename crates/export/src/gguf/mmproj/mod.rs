@@ -1,0 +1,169 @@
+//! llama.cpp's second file of a model that sees images: encoder and connector, `mmproj`. Names, keys and types of numbers are those of
+//! llama.cpp's converter (`conversion/` there); how they are computed: `tools/mtmd`.
+mod check;
+mod keys;
+mod tensors;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::container::{Entry, Header, Value};
+use super::{GgufFormat, Merged, Source, write};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::Arch;
+use tunesmith_config::vision::{Processing, Size, VisionArch};
+use tunesmith_model::vision_files::VisionFiles;
+use tunesmith_model::weights::WeightFiles;
+
+/// What llama.cpp computes behind an encoder: its `clip.projector_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Projector {
+    Gemma3,
+    Idefics3,
+    InternVl,
+    Llava,
+    Qwen2,
+    Qwen25,
+    Qwen3,
+}
+
+impl Projector {
+    /// That of a multimodal model, by its `model_type`.
+    fn of(model_type: &str) -> Option<Self> {
+        Some(match model_type {
+            "gemma3" => Self::Gemma3,
+            "idefics3" | "smolvlm" => Self::Idefics3,
+            "internvl" => Self::InternVl,
+            "llava" => Self::Llava,
+            "qwen2_vl" => Self::Qwen2,
+            "qwen2_5_vl" => Self::Qwen25,
+            "qwen3_vl" => Self::Qwen3,
+            _ => return None,
+        })
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Gemma3 => "gemma3",
+            Self::Idefics3 => "idefics3",
+            Self::InternVl => "internvl",
+            Self::Llava => "mlp",
+            Self::Qwen2 => "qwen2vl_merger",
+            Self::Qwen25 => "qwen2.5vl_merger",
+            Self::Qwen3 => "qwen3vl_merger",
+        }
+    }
+
+    /// The kinds of encoders that may stand before it.
+    const fn encoders(self) -> &'static [&'static str] {
+        match self {
+            Self::Gemma3 => &["siglip_vision_model"],
+            Self::Idefics3 => &["idefics3_vision"],
+            Self::InternVl => &["internvl_vision"],
+            Self::Llava => &["clip_vision_model", "siglip_vision_model"],
+            Self::Qwen2 => &["qwen2_vl_vision"],
+            Self::Qwen25 => &["qwen2_5_vl_vision"],
+            Self::Qwen3 => &["qwen3_vl_vision"],
+        }
+    }
+}
+
+/// Encoder and connector of a model that llama.cpp computes as the model does.
+#[derive(Debug, Clone)]
+pub struct Mmproj {
+    /// The encoder and the connector.
+    pub vision: Arc<VisionArch>,
+    processing: Processing,
+    projector: Projector,
+}
+
+impl Mmproj {
+    /// Those of the model in `base`, of which `weights` are the files. `arch` may have its [`VisionArch`] already.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`], by name: a model that llama.cpp does not know, or computes otherwise, or whose encoder is not
+    /// known here, or a folder without its image processor or the encoder's tensors.
+    pub fn of(arch: &Arch, base: &Path, weights: &WeightFiles) -> Result<Self> {
+        let family = arch.wrapper.map_or(arch.family.model_type, |wrapper| wrapper.model_type);
+        let unknown = |what: &str| {
+            Err(Error::model(format!("llama.cpp has no file (mmproj) for {what}"))
+                .hint("answer about images with tunesmith, or serve the merged folder with Transformers or vLLM"))
+        };
+        let vision = match &arch.vision {
+            Some(vision) => Arc::clone(vision),
+            // Pixtral is a LLaVA too, by its name.
+            None => Arc::new(VisionArch::of_model(base, arch.hidden_size).map_err(|error| {
+                Error::model(format!("the image encoder of a {family} model is not read: {}", error.message()))
+                    .hint("llama.cpp's convert_hf_to_gguf.py --mmproj writes it from the base's folder, if it knows the model")
+            })?),
+        };
+        if vision.world.is_some() {
+            return unknown("a model with a second encoder (vision.world)");
+        }
+        if vision.folder.is_some() {
+            return unknown("a text model paired with an image encoder (vision.encoder)");
+        }
+        let Some(projector) = Projector::of(family) else {
+            return unknown(&format!("the image encoder of a {family} model"));
+        };
+        let processing = Processing::open(base)?;
+        if let Some(what) = check::lacks(projector, &vision, &processing) {
+            return Err(super::check::refuse(family, &what));
+        }
+        // A checkpoint may have the language model alone.
+        let seeing = Arch { vision: Some(Arc::clone(&vision)), ..arch.clone() };
+        VisionFiles::open(&seeing, Some(weights), 0)?;
+        Ok(Self { vision, processing, projector })
+    }
+
+    /// What llama.cpp computes otherwise than the model nevertheless, for people.
+    pub fn remark(&self) -> Option<&'static str> {
+        match self.projector {
+            Projector::Llava if self.vision.encoder.class_token => Some(
+                "llama.cpp takes CLIP's class token for the last patch and shifts all patches by one place: its answers about images differ",
+            ),
+            Projector::InternVl => {
+                Some("llama.cpp shifts the patches' positions by one place: its answers about images may differ")
+            }
+            Projector::Gemma3 if self.processing.pan_and_scan.is_some() => {
+                Some("llama.cpp shows an oblong image as a whole alone, without pan and scan")
+            }
+            Projector::Idefics3 if matches!(self.processing.size, Size::Tiles { split: false, .. }) => {
+                Some("llama.cpp shows an image that is not cut into tiles twice")
+            }
+            _ => None,
+        }
+    }
+}
+
+impl GgufFormat {
+    /// The type of encoder and connector beside a language model of this one: 4 bits are too coarse.
+    #[must_use]
+    pub const fn beside(self) -> Self {
+        match self {
+            Self::Q4_0 => Self::Q8_0,
+            format => format,
+        }
+    }
+}
+
+/// Writes encoder and connector of a merged model, whose [`Arch::vision`] is that of `mmproj`; returns the bytes of the file.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Numeric`]: a number that the type does not hold; [`tunesmith_base::Kind::Io`]: the disk.
+pub fn write_mmproj(path: &Path, merged: &Merged, mmproj: &Mmproj, name: &str, format: GgufFormat) -> Result<u64> {
+    let Mmproj { vision, processing, projector } = mmproj;
+    let mut header = Header::new("clip");
+    header.put("general.type", Value::text("mmproj"));
+    header.put("general.name", Value::text(name));
+    header.put("general.file_type", Value::U32(format.file_type()));
+    header.put("general.quantization_version", Value::U32(2));
+    keys::describe(*projector, vision, processing, &mut header);
+    let mut sources = Vec::new();
+    for (spec, output) in tensors::outputs(*projector, vision) {
+        let format = tensors::format(*projector, &output.name, &output.shape, format);
+        header.tensors.push(Entry { name: output.name.clone(), format, shape: output.shape.clone() });
+        sources.push(Source::Merged(vec![(spec, output)]));
+    }
+    write(path, &header, &|index| sources[index].values(merged))
+}

@@ -1,0 +1,142 @@
+//! What each tensor of encoder and connector is called in a file, and which type its numbers have there.
+use super::super::GgufFormat;
+use super::super::rows::Step;
+use super::super::tensors::Output;
+use super::Projector;
+use tunesmith_config::arch::TensorSpec;
+use tunesmith_config::vision::{Connector, Encoder, VisionArch};
+
+/// Every tensor of encoder and connectors, with what becomes of it, in the order of the forward pass.
+pub(super) fn outputs(projector: Projector, vision: &VisionArch) -> Vec<(TensorSpec, Output)> {
+    let encoder = &vision.encoder;
+    let mut all = Vec::new();
+    for spec in encoder.tensors() {
+        for output in of_encoder(projector, encoder, &spec) {
+            all.push((spec.clone(), output));
+        }
+    }
+    connector(&mut all, &vision.connector, names(projector));
+    for deep in &vision.deepstack {
+        let name = |part: &str| format!("v.deepstack.{}.{part}", deep.block);
+        connector(&mut all, &deep.connector, ["norm", "fc1", "fc2"].map(name));
+    }
+    all
+}
+
+/// Names of a connector's modules: its norm, its first linear module, its second one.
+fn names(projector: Projector) -> [String; 3] {
+    match projector {
+        Projector::Gemma3 => ["mm.soft_emb_norm", "mm.input_projection", ""],
+        Projector::Idefics3 => ["", "mm.model.fc", ""],
+        Projector::InternVl => ["mm.model.mlp.0", "mm.model.mlp.1", "mm.model.mlp.3"],
+        Projector::Llava => ["", "mm.0", "mm.2"],
+        Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3 => ["v.post_ln", "mm.0", "mm.2"],
+    }
+    .map(str::to_owned)
+}
+
+/// The tensors of a connector: of its norm, then of its linear modules in their order.
+fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, [norm, first, second]: [String; 3]) {
+    use tunesmith_config::vision::Step as Part;
+    let mut linears = [first, second].into_iter();
+    let mut put = |spec: TensorSpec, module: &str, steps: Vec<Step>| {
+        // A bare matrix has no kind behind its name.
+        let kind = if spec.name.rsplit_once('.').is_some_and(|(_, kind)| kind == "bias") { "bias" } else { "weight" };
+        let output = Output { name: format!("{module}.{kind}"), shape: spec.shape.clone(), steps };
+        all.push((spec, output));
+    };
+    for part in &connector.steps {
+        match part {
+            Part::Norm(about) => {
+                let steps = if about.offset == 0.0 { Vec::new() } else { vec![Step::Added(about.offset)] };
+                part.tensors().into_iter().for_each(|spec| put(spec, &norm, steps.clone()));
+            }
+            Part::Linear(_) | Part::Matrix { .. } => {
+                let module = linears.next().unwrap_or_default();
+                part.tensors().into_iter().for_each(|spec| put(spec, &module, Vec::new()));
+            }
+            Part::SideBySide(_) | Part::Mean(_) | Part::Function(_) | Part::Dropout(_) => {}
+        }
+    }
+}
+
+/// What a tensor of the encoder becomes: a module of several frames, or of queries, keys and values, is cut.
+fn of_encoder(projector: Projector, encoder: &Encoder, spec: &TensorSpec) -> Vec<Output> {
+    let inner = spec.name.strip_prefix(&encoder.prefix).unwrap_or(&spec.name);
+    let whole = |name: String| vec![Output { name, shape: spec.shape.clone(), steps: Vec::new() }];
+    let in_block = inner.strip_prefix(encoder.names.blocks).and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
+    let Some((layer, rest)) = in_block else {
+        let (module, kind) = inner.rsplit_once('.').unwrap_or((inner, ""));
+        let stem = &encoder.names.stem;
+        return match encoder.frames {
+            _ if inner == stem.class_token => whole("v.class_embd".into()),
+            _ if inner == stem.positions => whole("v.position_embd.weight".into()),
+            Some(frames) if module == stem.patch && kind == "weight" => {
+                (0..frames).map(|frame| of_frame(&spec.shape, frame)).collect()
+            }
+            _ if module == stem.patch => whole(format!("v.patch_embd.{kind}")),
+            _ if module == stem.pre_norm => whole(format!("v.pre_ln.{kind}")),
+            _ => whole(format!("v.post_ln.{kind}")),
+        };
+    };
+    let names = &encoder.names.block;
+    let of = |part: &str| format!("v.blk.{layer}.{part}");
+    if rest == names.scale1 || rest == names.scale2 {
+        return whole(of(if rest == names.scale1 { "ls1.weight" } else { "ls2.weight" }));
+    }
+    let (module, kind) = rest.rsplit_once('.').unwrap_or((rest, ""));
+    let fused = encoder.fused_qkv && module == names.query;
+    if fused && projector != Projector::Qwen3 {
+        let rows = spec.shape[0] / 3;
+        let cut = |(place, part): (usize, &str)| Output {
+            name: of(&format!("{part}.{kind}")),
+            shape: [&[rows], &spec.shape[1..]].concat(),
+            steps: vec![Step::Rows((place * rows..(place + 1) * rows).collect())],
+        };
+        return ["attn_q", "attn_k", "attn_v"].into_iter().enumerate().map(cut).collect();
+    }
+    let part = match module {
+        _ if fused => "attn_qkv",
+        _ if module == names.norm1 => "ln1",
+        _ if module == names.query => "attn_q",
+        _ if module == names.key => "attn_k",
+        _ if module == names.value => "attn_v",
+        _ if module == names.out => "attn_out",
+        _ if module == names.norm2 => "ln2",
+        _ if module == names.fc1 && encoder.gated_mlp => "ffn_gate",
+        _ if module == names.fc2 => "ffn_down",
+        _ => "ffn_up",
+    };
+    whole(of(&format!("{part}.{kind}")))
+}
+
+/// A frame of a patch embedding, `[width, channels, frames, rows, columns]`: a convolution of its own.
+fn of_frame(shape: &[usize], frame: usize) -> Output {
+    let [width, channels, frames, rows, columns] = [0, 1, 2, 3, 4].map(|at| shape.get(at).copied().unwrap_or(1));
+    let size = rows * columns;
+    let own = |channel: usize| (channel * frames + frame) * size..(channel * frames + frame + 1) * size;
+    Output {
+        name: if frame == 0 { "v.patch_embd.weight".into() } else { format!("v.patch_embd.weight.{frame}") },
+        shape: vec![width, channels, rows, columns],
+        steps: vec![Step::Columns((0..channels).flat_map(own).collect())],
+    }
+}
+
+/// How a tensor is stored in a file of this type.
+pub(super) fn format(projector: Projector, name: &str, shape: &[usize], format: GgufFormat) -> GgufFormat {
+    let plain = matches!(projector, Projector::Gemma3 | Projector::Idefics3);
+    match format {
+        _ if shape.len() < 2 || name.contains("position_embd") || name == "v.class_embd" => GgufFormat::F32,
+        // A convolution has no kernel for other types.
+        _ if name.contains("patch_embd") => {
+            if format == GgufFormat::F16 && !plain {
+                format
+            } else {
+                GgufFormat::F32
+            }
+        }
+        // llama.cpp transposes it, for which blocks of numbers are no use.
+        GgufFormat::Q8_0 if name == "mm.input_projection.weight" => GgufFormat::F16,
+        format => format.of(name, shape),
+    }
+}
