@@ -1,6 +1,6 @@
 //! A pass over the rows of an input that fetches the images which rows name by web address, before the rows are tokenized.
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -78,11 +78,53 @@ impl WebCounts {
     }
 }
 
+/// An image to fetch, of a row.
+struct Asked {
+    row: usize,
+    place: Place,
+    name: String,
+}
+
 /// What the threads have done, and the error of the earliest row.
 #[derive(Default)]
 struct Done {
     counts: WebCounts,
     failed: Option<(usize, Error)>,
+}
+
+/// What the threads share. Each image goes to the one that is free first.
+struct Fetching<'a> {
+    pictures: &'a dyn Pictures,
+    skips: bool,
+    queue: Mutex<Receiver<Asked>>,
+    done: Mutex<Done>,
+}
+
+impl Fetching<'_> {
+    fn done(&self) -> MutexGuard<'_, Done> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fetches images until no more come. Behind a row that failed none is fetched, as the run ends.
+    fn work(&self) {
+        let next = || self.queue.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+        while let Some(Asked { row, place, name }) = next() {
+            if self.done().failed.as_ref().is_some_and(|(first, _)| row > *first) {
+                continue;
+            }
+            let came = self.pictures.fetch(&name);
+            let mut done = self.done();
+            let counted = match came {
+                Err(error) if !self.skips => Err(error),
+                came => done.counts.add(&place, came),
+            };
+            if let Err(error) = counted
+                && done.failed.as_ref().is_none_or(|(first, _)| row < *first)
+            {
+                done.failed = Some((row, error.context(&place)));
+            }
+        }
+    }
 }
 
 /// Fetches the images of all rows of an input. With `skips`, one that cannot be fetched is counted.
@@ -101,68 +143,35 @@ pub(super) fn fetch(
         let names = row.parse(forms)?.into_images();
         Ok((place, names.into_iter().filter(|name| pictures.is_remote(name)).collect::<Vec<_>>()))
     };
-    let done = Mutex::new(Done::default());
-    let has_failed = || done.lock().unwrap_or_else(PoisonError::into_inner).failed.is_some();
+    let (asks, queue) = sync_channel(4 * AT_ONCE);
+    let fetching = Fetching { pictures, skips, queue: Mutex::new(queue), done: Mutex::default() };
     let walked = std::thread::scope(|scope| {
-        // Behind a lock, each address goes to the thread that is free first.
-        let (queue, ahead) = sync_channel::<(usize, Place, String)>(4 * AT_ONCE);
-        let ahead = std::sync::Arc::new(Mutex::new(ahead));
-        let mut started = 0;
-        let next = |ahead: &Mutex<Receiver<(usize, Place, String)>>| {
-            ahead.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
-        };
-        let mut rows = 0;
+        // Dropped at the end, which ends the threads.
+        let asks = asks;
+        let (mut row, mut started) = (0, 0);
         walker.walk(&format!("fetching images of {set}"), input, &links, &mut |(place, names)| {
             for name in names {
-                // The first address starts the threads: most sets have none.
+                // The first image starts the threads: many sets have none to fetch.
                 while started < AT_ONCE {
-                    let (ahead, done) = (std::sync::Arc::clone(&ahead), &done);
-                    let work = move || {
-                        while let Some((row, place, name)) = next(&ahead) {
-                            let failed = |done: &Mutex<Done>| {
-                                let done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                                done.failed.as_ref().is_some_and(|(first, _)| row > *first)
-                            };
-                            if failed(done) {
-                                continue; // the run ends: only an earlier row would still count
-                            }
-                            let came = pictures.fetch(&name);
-                            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                            let counted = match came {
-                                Err(error) if !skips => Err(error),
-                                came => done.counts.add(&place, came),
-                            };
-                            if let Err(error) = counted
-                                && done.failed.as_ref().is_none_or(|(first, _)| row < *first)
-                            {
-                                done.failed = Some((row, error.context(&place)));
-                            }
-                        }
-                    };
-                    std::thread::Builder::new().spawn_scoped(scope, work).map_err(|error| {
+                    std::thread::Builder::new().spawn_scoped(scope, || fetching.work()).map_err(|error| {
                         Error::memory("cannot start threads that fetch images")
                             .caused_by(error)
                             .hint("raise the limits of processes and memory (ulimit -u, ulimit -v)")
                     })?;
                     started += 1;
                 }
-                if has_failed() {
-                    return Err(stopped());
+                let sent = asks.send(Asked { row, place: place.clone(), name });
+                if sent.is_err() || fetching.done().failed.is_some() {
+                    return Err(Error::data("an image cannot be fetched")); // its own error goes first, below
                 }
-                queue.send((rows, place.clone(), name)).map_err(|_| stopped())?;
             }
-            rows += 1;
+            row += 1;
             Ok(())
         })
     });
-    let Done { counts, failed } = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Done { counts, failed } = fetching.done.into_inner().unwrap_or_else(PoisonError::into_inner);
     match failed {
         Some((_, error)) => Err(error),
         None => walked.map(|()| counts),
     }
-}
-
-/// Ends the pass where an image has failed, whose error is the one to tell.
-fn stopped() -> Error {
-    Error::data("an image cannot be fetched")
 }

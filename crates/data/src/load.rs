@@ -222,8 +222,10 @@ impl Loader<'_> {
         self.missed.set(true);
         let skips = self.encoder.options.skips_bad_images;
         let web = match &self.encoder.pictures {
-            Some(pictures) => fetch_pass::fetch(&self.walker, set, input, &**pictures, skips)?,
-            None => WebCounts::default(),
+            Some(pictures) if self.config.data.allow_image_urls => {
+                fetch_pass::fetch(&self.walker, set, input, &**pictures, skips)?
+            }
+            _ => WebCounts::default(),
         };
         // The next run asks again for what may be there then.
         let kept = kept.filter(|_| web.passing == 0);
