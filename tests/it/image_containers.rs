@@ -227,7 +227,7 @@ fn bad() -> Vec<(String, Vec<u8>, &'static str, bool)> {
 #[test]
 fn a_bad_file_is_refused_with_its_row_or_left_out_wherever_it_is() {
     let (root, model) = model();
-    let one = (0, ("good.png".to_owned(), fs::read(golden("pixels/rgb.png")).unwrap())).1;
+    let one = ("good.png".to_owned(), fs::read(golden("pixels/rgb.png")).unwrap());
     let mut tried = 0;
     for (name, write) in CONTAINERS {
         for (file, bytes, said, at_once) in bad() {
@@ -248,7 +248,7 @@ fn a_bad_file_is_refused_with_its_row_or_left_out_wherever_it_is() {
             assert_eq!(refused.kind(), Kind::Data, "{about}: {text}");
             assert!(text.contains("image ") && text.contains(said), "{about}: {text}");
             let rows = place.0.file_name().unwrap().to_string_lossy().into_owned();
-            assert!(!at_once || text.contains(&rows) && text.contains(":"), "{about}: {text}");
+            assert!(!at_once || text.contains(&rows) && text.contains(':'), "{about}: {text}");
             let left = load(BadImages::Skip).unwrap_or_else(|error| panic!("{about}: {error}"));
             assert_eq!((left.train.len(), left.report.train.bad_images.rows), (1, 1), "{about}");
             assert!(left.report.warnings.iter().any(|warning| warning.contains(&rows)), "{about}");
@@ -279,7 +279,8 @@ fn a_picture_of_60_000_pixels_a_side_is_refused_in_little_memory() {
             let config = folder.join("run.yaml").display().to_string();
             peak_memory(&mut tunesmith(&[&[words[0], &config], &words[1..]].concat()))
         };
-        let (code, text, usual) = run("a good file", &[good.clone(), ("other.png".to_owned(), good.1.clone())], &["data"]);
+        let (code, text, usual) =
+            run("a good file", &[good.clone(), ("other.png".to_owned(), good.1.clone())], &["data"]);
         assert_eq!(code, Some(0), "{name}: {text}");
         for (file, bytes, said) in &files {
             let both = [good.clone(), (file.clone(), bytes.clone())];

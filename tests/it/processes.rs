@@ -1,7 +1,7 @@
 //! Processes of tests: one for a test alone, and the time that one takes.
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// Whether this process runs that test alone: what the process holds is then the test's, and the stand-in GPU, which runs one kernel of a
@@ -25,16 +25,16 @@ pub fn peak_memory(command: &mut Command) -> (Option<i32>, String, u64) {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut text = String::new();
     child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-    let (status, usage) = waited(&child);
+    let (status, usage) = waited(child.id());
     (ExitStatus::from_raw(status).code(), text, u64::try_from(usage.ru_maxrss).unwrap() * 1024)
 }
 
 /// Waits for a process, and tells what it used.
-fn waited(child: &Child) -> (i32, libc::rusage) {
+fn waited(process: u32) -> (i32, libc::rusage) {
     // SAFETY: all zeros are a valid `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     let mut status = 0;
-    let process = i32::try_from(child.id()).unwrap();
+    let process = i32::try_from(process).unwrap();
     // SAFETY: both pointers are to places of this function; the child has not been waited for.
     assert_eq!(unsafe { libc::wait4(process, &raw mut status, 0, &raw mut usage) }, process);
     (status, usage)
@@ -46,7 +46,7 @@ pub fn processor_time(command: &mut Command) -> (String, Duration) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    let (status, usage) = waited(&child);
+    let (status, usage) = waited(child.id());
     assert_eq!(status, 0);
     let of = |time: libc::timeval| {
         Duration::from_secs(u64::try_from(time.tv_sec).unwrap())

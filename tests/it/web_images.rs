@@ -42,8 +42,7 @@ impl Server {
                     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
                     while let Some(line) = lines.next() {
                         let target = line.split(' ').nth(1).unwrap_or_default().to_owned();
-                        let rest: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
-                        let _ = rest;
+                        lines.by_ref().take_while(|line| !line.is_empty()).for_each(drop);
                         let path = target.split('?').next().unwrap_or_default();
                         let known = answers.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned();
                         let (status, location, body) = known.unwrap_or((404, None, b"gone".to_vec()));

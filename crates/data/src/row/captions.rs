@@ -137,9 +137,9 @@ mod tests {
     #[test]
     fn what_most_of_the_first_rows_are_all_are() {
         let rows = |images: usize, pages: usize| {
-            let row = |image| match image {
-                true => json!({"url": "https://a.org/b.png", "text": "t"}),
-                false => json!({"url": "https://a.org/b", "text": "t"}),
+            let row = |image| {
+                let url = if image { "https://a.org/b.png" } else { "https://a.org/b" };
+                json!({"url": url, "text": "t"})
             };
             let all: Vec<Value> = (0..images + pages).map(|at| row(at < images)).collect();
             super::super::forms_of(all.iter().map(|row| row.as_object().unwrap()))
