@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Networks of IPv4 that are not of the public internet: the registry of special-purpose addresses (IANA, RFC 6890), and the service that
 /// Azure shows its virtual machines.
 const CLOSED_V4: [(Ipv4Addr, u32); 17] = [
-    (Ipv4Addr::new(0, 0, 0, 0), 8),
+    (Ipv4Addr::UNSPECIFIED, 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
     (Ipv4Addr::new(100, 64, 0, 0), 10),
     (Ipv4Addr::new(127, 0, 0, 0), 8),
@@ -24,7 +24,7 @@ const CLOSED_V4: [(Ipv4Addr, u32); 17] = [
     (Ipv4Addr::new(224, 0, 0, 0), 3),
 ];
 
-/// Networks of IPv6 in 2000::/3, the only part of it that is in public use, that are not public: those of protocols (with Teredo), of
+/// Networks of IPv6 in `2000::/3`, the only part of it that is in public use, that are not public: those of protocols (with Teredo), of
 /// documents, and 6to4, which leads on to an address of IPv4.
 const CLOSED_V6: [(Ipv6Addr, u32); 4] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
@@ -37,13 +37,12 @@ const CLOSED_V6: [(Ipv6Addr, u32); 4] = [
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => match behind(address) {
-            Some(address) => is_public_v4(address),
-            None => {
-                let among = |(base, bits): (Ipv6Addr, u32)| (base.to_bits() ^ address.to_bits()) >> (128 - bits) == 0;
-                among((Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3)) && !CLOSED_V6.into_iter().any(among)
-            }
-        },
+        IpAddr::V6(address) => {
+            let among = |(base, bits): (Ipv6Addr, u32)| (base.to_bits() ^ address.to_bits()) >> (128 - bits) == 0;
+            let is_open =
+                || among((Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3)) && !CLOSED_V6.into_iter().any(among);
+            behind(address).map_or_else(is_open, is_public_v4)
+        }
     }
 }
 
