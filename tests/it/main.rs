@@ -24,6 +24,7 @@ mod gpu_faults;
 mod gpu_memory;
 #[cfg(feature = "hub")]
 mod hub;
+mod image_containers;
 mod import;
 mod imports;
 mod infer;
@@ -42,6 +43,7 @@ mod oracle;
 mod pairs;
 mod parity;
 mod peft;
+mod picture_modes;
 mod picture_sources;
 mod pictures;
 mod plan;
@@ -56,6 +58,8 @@ mod tidy;
 mod tried;
 mod tuning;
 mod vision;
+#[cfg(feature = "hub")]
+mod web_images;
 mod weights;
 mod world;
 mod wrapped;

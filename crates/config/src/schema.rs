@@ -432,6 +432,11 @@ section! {
         image_dir: Option<PathBuf> = None, aliases ["media_dir"];
         /// What happens to rows with an image that cannot be read.
         bad_images: BadImages = BadImages::Refuse;
+        /// Whether rows may name images by web address (`http`, `https`). They are fetched before the run, from public hosts only, into
+        /// `cache_dir`, where later runs and other ranks find them.
+        allow_image_urls: bool = false;
+        /// The most disk space that images of web addresses may take in `cache_dir`.
+        image_cache_size: Bytes = Bytes(50 << 30);
         /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of `{name, config,
         /// split, revision, weight, format}` for data sets on the hub. Without weights every row is used once.
         datasets: Vec<DatasetSpec> = Vec::new();
