@@ -38,7 +38,9 @@ fn config(name: &str) -> Config {
     let mut config = recipe();
     let lora = &mut config.tuning.lora;
     (lora.r, lora.lora_alpha) = (4, 8.0);
-    lora.target_modules = if name.contains("prefix") {
+    lora.target_modules = if name == "prefix_gpt2" {
+        TargetModules::List(["c_attn", "c_proj"].map(str::to_owned).to_vec())
+    } else if name.contains("prefix") {
         TargetModules::List(["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec())
     } else {
         TargetModules::Auto
@@ -205,7 +207,7 @@ fn check_trace(name: &str, model: &mut Model, run: &Run) {
 
 #[test]
 fn every_model_that_sees_pictures_equals_pytorch() {
-    ["prefix", "prefix_mlp", "prefix_naflex", "llava", "smolvlm", "gemma3"].into_iter().for_each(check);
+    ["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "gemma3"].into_iter().for_each(check);
 }
 
 #[test]
@@ -265,7 +267,7 @@ fn adapters_on_encoders_equal_peft() {
 
 /// One of each kind: `cuda` holds a GPU to them, early among the tests, since it takes long.
 pub fn check_of_each_kind() {
-    ["prefix", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
+    ["prefix", "prefix_gpt2", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
         .into_iter()
         .chain(WORLDS)
         .for_each(check);
