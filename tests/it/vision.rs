@@ -33,7 +33,7 @@ pub const WORLDS: [&str; 6] =
     ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl", "world_paligemma"];
 /// The golden models and pairs, in parts that a test holds to PyTorch each.
 pub const EQUAL: [&[&str]; 4] = [
-    &["prefix", "prefix_mlp", "prefix_naflex", "llava", "smolvlm", "gemma3"],
+    &["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "gemma3"],
     &["qwen2_vl", "qwen2_5_vl", "qwen3_vl"],
     &["internvl", "paligemma"],
     &["llava_onevision"],
@@ -47,7 +47,9 @@ fn config(name: &str) -> Config {
     let mut config = recipe();
     let lora = &mut config.tuning.lora;
     (lora.r, lora.lora_alpha) = (4, 8.0);
-    lora.target_modules = if name.contains("prefix") {
+    lora.target_modules = if name == "prefix_gpt2" {
+        TargetModules::List(["c_attn", "c_proj"].map(str::to_owned).to_vec())
+    } else if name.contains("prefix") {
         TargetModules::List(["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec())
     } else {
         TargetModules::Auto
@@ -274,7 +276,7 @@ fn adapters_on_encoders_equal_peft() {
 
 /// One of each kind: `cuda` holds a GPU to them, early among the tests, since it takes long.
 pub fn check_of_each_kind() {
-    ["prefix", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
+    ["prefix", "prefix_gpt2", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
         .into_iter()
         .chain(WORLDS)
         .for_each(check);

@@ -128,6 +128,7 @@ macro_rules! families {
             mistral4,
             lfm3,
             muse_glimmer,
+            gpt2,
         }
     };
 }

@@ -159,6 +159,7 @@ mod tests {
         "eval.confidence",
         "eval.bootstrap_samples",
         "train.output_dir",
+        "train.disable_dropout",
         "train.num_train_epochs",
         "train.max_steps",
         "train.eval_batch_size",

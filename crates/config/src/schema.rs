@@ -283,6 +283,9 @@ section! {
         /// `NEFTune`: in training, uniform noise of at most `alpha / sqrt(tokens x width)` is added to a sequence's embeddings
         /// (`null`: none).
         neftune_noise_alpha: Option<f64> = None, range Range::at_least(0.0);
+        /// Train without the dropout that `config.json` asks for in the base model, as TRL's key of this name does. Such a model is
+        /// refused otherwise: its dropout is not implemented. `tuning.lora.lora_dropout` is another matter.
+        disable_dropout: bool = false;
         /// Keep an exponential moving average of the trained weights with this decay; validation and the final weights use it
         /// (`null`: none).
         ema_decay: Option<f64> = None, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };

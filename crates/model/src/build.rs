@@ -7,6 +7,7 @@ use super::decoder::{Model, Segments, narrow};
 use super::device::{device, expert_pools, logits_pool};
 use super::freeze;
 use super::head::Head;
+use super::learned_positions::LearnedPositions;
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::peft_name;
@@ -14,7 +15,7 @@ use super::norm::Norm;
 use super::offload;
 use super::params::Params;
 use super::per_layer::PerLayer;
-use super::plain_mlp::PlainMlp;
+use super::plain_mlp::{PlainMlp, function_of};
 use super::projections::Projections;
 use super::quantize::Quantizer;
 use super::quantized_cache::Cache;
@@ -27,7 +28,7 @@ use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, BranchSpec, HiddenAct, LinearSpec, PartSpec, ScoreHead};
+use tunesmith_config::arch::{Arch, BranchSpec, HiddenAct, LinearSpec, POSITIONS, PartSpec, ScoreHead};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::Pool;
@@ -242,12 +243,15 @@ impl Builder<'_> {
         let mut embedding = self.tensors.weight("model.embed_tokens.weight")?;
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
+        let mut positions = self.learned_positions()?;
         let mut per_layer = self.per_layer(&mut linears)?;
         let narrow = narrow(config);
         let interleaves = std::mem::take(&mut self.interleaves);
         let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
         self.interleaves = interleaves;
-        let tables = std::iter::once(&mut embedding).chain(per_layer.iter_mut().flat_map(PerLayer::weights_mut));
+        let tables = std::iter::once(&mut embedding)
+            .chain(positions.iter_mut().map(|it| &mut it.table))
+            .chain(per_layer.iter_mut().flat_map(PerLayer::weights_mut));
         self.shards.push(tables.collect(), &mut self.tensors.params);
         let mut blocks = Vec::with_capacity(arch.num_hidden_layers);
         for layer in 0..arch.num_hidden_layers {
@@ -292,7 +296,7 @@ impl Builder<'_> {
             pool: logits_pool(device, config),
         };
         let keeps_all = self.shards.gathers() && !self.shards.is_sharded() && self.shards.all_bytes() == 0;
-        let segments = Segments { embedding, embedding_norm, per_layer, vision, blocks, head };
+        let segments = Segments { embedding, embedding_norm, positions, per_layer, vision, blocks, head };
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         if keeps_all {
@@ -301,6 +305,14 @@ impl Builder<'_> {
                 .push("train.offload_param: no weight is frozen, so that none waits in the host's memory".to_owned());
         }
         Ok(model)
+    }
+
+    fn learned_positions(&mut self) -> Result<Option<LearnedPositions>> {
+        if !self.arch.learned_positions {
+            return Ok(None);
+        }
+        let (count, hidden) = (self.arch.max_position_embeddings, self.arch.hidden_size);
+        Ok(Some(LearnedPositions { table: self.tensors.weight(POSITIONS)?, count, hidden }))
     }
 
     pub(super) fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
@@ -354,7 +366,9 @@ impl Builder<'_> {
             PartSpec::ShortConv(spec) => Part::ShortConv(Box::new(self.short_conv(layer, spec, linears)?)),
             PartSpec::Mamba(spec) => Part::Mamba(Box::new(self.mamba(layer, spec, linears)?)),
             PartSpec::Mlp { cut, .. } => Part::Mlp(Box::new(Mlp { cut: *cut, ..self.mlp(layer, linears)? })),
-            PartSpec::PlainMlp { .. } => Part::Plain(Box::new(self.plain_mlp(layer, linears)?)),
+            PartSpec::PlainMlp { function, .. } => {
+                Part::Plain(Box::new(self.plain_mlp(layer, function_of(*function), linears)?))
+            }
             PartSpec::Experts => {
                 let experts = self.arch.experts.as_ref();
                 let experts = experts.ok_or_else(|| Error::model(format!("block {layer} has no experts")))?;
@@ -391,10 +405,15 @@ impl Builder<'_> {
         Ok(Mlp { gate_up, down, gate: gate(self.arch), cut: None })
     }
 
-    fn plain_mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<PlainMlp> {
+    fn plain_mlp(
+        &mut self,
+        layer: usize,
+        function: Function,
+        linears: &mut BTreeMap<String, LinearSpec>,
+    ) -> Result<PlainMlp> {
         let (mlp, [_, up, down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
         let mut linear = |name: &str| self.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
-        Ok(PlainMlp { fc1: linear(up)?, fc2: linear(down)?, function: Function::Relu2 })
+        Ok(PlainMlp { fc1: linear(up)?, fc2: linear(down)?, function })
     }
 }
 
