@@ -62,7 +62,9 @@ const CONTAINERS: [Container; 10] = [
     ("a folder", |folder, files| {
         let images = folder.join("images");
         fs::create_dir(&images).unwrap();
-        files.iter().for_each(|(name, bytes)| fs::write(images.join(name), bytes).unwrap());
+        for (name, bytes) in files {
+            fs::write(images.join(name), bytes).unwrap();
+        }
         (named(folder, files), Some(images))
     }),
     ("rows", |folder, files| {

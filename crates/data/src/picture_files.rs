@@ -132,7 +132,7 @@ impl PictureFiles {
     }
 
     /// Fetches the picture of a web address.
-    fn from_web(&self, link: &str, reads: bool) -> Result<(PathBuf, Came)> {
+    fn web_image(&self, link: &str, reads: bool) -> Result<(PathBuf, Came)> {
         let web = self.web.as_ref().ok_or_else(|| {
             Error::data(format!("the image is a web address ({})", shown(link))).hint(
                 "set data.allow_image_urls: true to fetch such images before the run, or download them and name the files",
@@ -228,7 +228,7 @@ impl PictureFiles {
 impl Pictures for PictureFiles {
     fn keep(&self, name: String) -> Result<String> {
         let name = match self.source(&name) {
-            (Some(link), _) => return Ok(self.from_web(link, false)?.0.display().to_string()),
+            (Some(link), _) => return Ok(self.web_image(link, false)?.0.display().to_string()),
             (None, file) => file.to_owned(),
         };
         let Some(data) = name.strip_prefix("data:") else {
@@ -262,7 +262,7 @@ impl Pictures for PictureFiles {
     }
 
     fn fetch(&self, name: &str) -> Result<Option<Came>> {
-        self.source(name).0.map(|link| self.from_web(link, true).map(|(_, came)| came)).transpose()
+        self.source(name).0.map(|link| self.web_image(link, true).map(|(_, came)| came)).transpose()
     }
 
     fn is_lost(&self, name: &str) -> bool {
