@@ -28,6 +28,8 @@ use tunesmith_ops::loss::{Terms, Totals};
 use tunesmith_ops::narrow::Half;
 
 mod counts;
+#[cfg(test)]
+mod inference_tests;
 mod next;
 mod passes;
 mod pictures;

@@ -150,7 +150,7 @@ pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
         match &matrix.numbers {
             Numbers::F32(values) => reader.read(std::array::from_fn(|group| Plain(values.as_ptr().add(first(group))))),
             Numbers::Bf16(values) => {
-                reader.read(std::array::from_fn(|group| Plain(values.as_ptr().cast::<u16>().add(first(group)))))
+                reader.read(std::array::from_fn(|group| Plain(values.as_ptr().cast::<u16>().add(first(group)))));
             }
             Numbers::Eight { format, codes, scales } => {
                 let factor = |group: usize| S::load(scales.as_ptr().add((block + group) * LANES));
