@@ -19,7 +19,7 @@ llama.cpp stores keys and values in f32 here. It is the library inside llama-cpp
 
 Prints a JSON line per family. For each file, `equal` is the share of equal tokens. `logits` is the largest difference of a logit on the texts
 that Transformers wrote. `margin` is the smallest lead of a best token over the second. Exits 1 if tokens differ (except for q4_0, which is
-coarse), or if logits of f32 differ by more than 1e-3. The limit is 5e-3 for the Gemmas, whose GELU llama.cpp reads from a table in f16; their
+coarse), or if logits of f32 differ by more than 1e-3. The limit is 5e-3 for the Gemmas and GPT-2, whose GELU llama.cpp reads from a table in f16; their
 models in Transformers round it here too.
 """
 import argparse
@@ -80,6 +80,12 @@ FAMILIES = {
     "mistral_yarn": ("MistralConfig", dict(sliding_window=None, rope_parameters=dict(YARN, attention_factor=1.2))),
     "qwen2": ("Qwen2Config", dict(head_dim=None)),
     "qwen3": ("Qwen3Config", dict(head_dim=32)),
+    "gpt2": (
+        "GPT2Config",
+        dict(head_dim=None, intermediate_size=None, num_key_value_heads=None, n_inner=128, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+             tie_word_embeddings=True),
+        ["c_attn", "c_proj", "c_fc"],
+    ),
     "gemma": ("GemmaConfig", dict(tie_word_embeddings=True)),
     "gemma2": ("Gemma2Config", dict(query_pre_attn_scalar=16, sliding_window=16, tie_word_embeddings=True)),
     "gemma3": ("Gemma3TextConfig", dict(query_pre_attn_scalar=16, sliding_window=16, num_hidden_layers=6, tie_word_embeddings=True)),
@@ -297,7 +303,7 @@ def learn(model, texts, steps, rate):
 
 
 def as_llama_cpp(model, family):
-    """Gives a Gemma llama.cpp's numerics where they are coarser, so that everything else can be compared closely: GELU from a table in
+    """Gives a Gemma, or GPT-2, llama.cpp's numerics where they are coarser, so that everything else can be compared closely: GELU from a table in
     float16, and in Gemma 3n a variance that is divided by one less than the width."""
     import torch
     from transformers.models.gemma3n import modeling_gemma3n
@@ -316,6 +322,8 @@ def as_llama_cpp(model, family):
     for module in list(model.modules()):
         if hasattr(module, "act_fn"):
             module.act_fn = Gelu()
+        if type(module).__name__ == "GPT2MLP":
+            module.act = Gelu()
     if family == "gemma3n":
         modeling_gemma3n.torch = Torch()
 
@@ -359,7 +367,7 @@ def make(family, folder):
         shutil.copy(f"{ROOT}/tests/golden/c/tokenizer_bpe_gpt2/{file}", f"{folder}/model/{file}")
     prompts = draws[0, :, :PROMPT].tolist()
 
-    if family.startswith("gemma"):
+    if family.startswith(("gemma", "gpt2")):
         as_llama_cpp(model, family)
 
     def greedy(model):
@@ -574,7 +582,7 @@ def main():
                     bad |= not result["mxfp4"]
                 result["answers_differ"] = sum(a != b for (x, _), (y, _) in zip(plain, tuned) for a, b in zip(x, y))
                 files = {name: found for name, found in result.items() if isinstance(found, dict) and "equal" in found}
-                limit = 5e-3 if family.startswith("gemma") else 1e-3
+                limit = 5e-3 if family.startswith(("gemma", "gpt2")) else 1e-3
                 bad |= not (result["infer"] and result["tokens"] and result["answers_differ"] > NEW)
                 exact = [found for name, found in files.items() if name != "q4_0" and (family, name) not in COARSE]
                 bad |= any(found["equal"] < 1 for found in exact)

@@ -30,6 +30,8 @@ MODELS = dict(
     captions=("prefix", "llava", False, SIGLIP),
     captions_mlp=("prefix", "llava", False, SIGLIP | dict(connector="mlp")),
     captions_world=("prefix", "llava", False, SIGLIP | dict(world=("world_kl", "spatial", "mlp_no_final_gelu"))),
+    captions_gpt2=("prefix_gpt2", "llava", False, SIGLIP),
+    captions_gpt2_world=("prefix_gpt2", "llava", False, SIGLIP | dict(world=("world_kl", "spatial", "mlp_no_final_gelu"))),
     chat=("prefix", "llava", True, SIGLIP | dict(image_token="<image>")),
     chat_world=("prefix", "llava", True, SIGLIP | WORLD | dict(image_token="<image>")),
     captions_naflex=("prefix", "llava", False, NAFLEX),

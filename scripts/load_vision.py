@@ -31,7 +31,9 @@ def load(folder, adapter=None, dtype=torch.float32):
     pair, world = read("vision.json"), read("world.json")
     kind = AutoModelForCausalLM if pair or not hasattr(AutoConfig.from_pretrained(folder), "vision_config") else AutoModelForImageTextToText
     model = kind.from_pretrained(folder, dtype=dtype)
-    base = model.base_model if model.base_model is not model else model.model  # LlamaModel of LlamaForCausalLM, and so on
+    if not hasattr(model, "model"):
+        model.model = torch.nn.Module()  # GPT-2 has its blocks elsewhere
+    base = model.model  # LlamaModel of LlamaForCausalLM, and so on
     if pair:
         parts = parts_of(folder / "vision.safetensors")
         base.vision_tower = saved(pair["vision_config"], parts["vision_tower"], "model", lambda place: AutoModel.from_pretrained(place, dtype=dtype))

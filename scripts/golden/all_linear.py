@@ -28,7 +28,8 @@ def adapted(folder):
     found = {}
     for name, module in model.named_modules():
         if "default" in getattr(module, "lora_A", {}):
-            name = name.removeprefix("base_model.model.")
+            # GPT-2's blocks have another name.
+            name = name.removeprefix("base_model.model.").replace("transformer.h.", "model.layers.")
             layer, inside = None, name
             if name.startswith("model.layers."):
                 layer, inside = name.removeprefix("model.layers.").split(".", 1)

@@ -15,6 +15,10 @@ GEMMA4_ROPE = dict(
 ATTENTION, DENSE = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 GRANITE_MAMBA = dict(mamba_n_heads=8, mamba_n_groups=2, mamba_d_state=12, mamba_d_head=16, mamba_d_conv=4, mamba_expand=2, mamba_chunk_size=16)
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+# Its dropout is 0.1 where a file does not say otherwise.
+OF_GPT2 = dict(
+    vocab_size=512, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)
 LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 
 
@@ -487,6 +491,22 @@ ARCHITECTURES = {
         full=True,
         lora=dict(target_modules=LATENT, target_parameters=EXPERTS + ["mlp.gate.weight"]),
         number=347,
+    ),
+    "gpt2": Architecture(
+        "GPT2Config",
+        dict(OF_GPT2, n_embd=64, n_head=4, n_layer=2, n_positions=128, tie_word_embeddings=True),
+        "F32",
+        full=True,
+        number=380,
+    ),
+    # Every other choice of its keys.
+    "gpt2_scaled": Architecture(
+        "GPT2Config",
+        dict(OF_GPT2, n_embd=56, n_head=4, n_layer=3, n_positions=96, n_inner=88, activation_function="gelu", layer_norm_epsilon=0.05,
+             scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True, tie_word_embeddings=False),
+        "BF16",
+        full=True,
+        number=381,
     ),
 }
 

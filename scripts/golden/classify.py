@@ -153,7 +153,7 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for place, family in enumerate(("llama", "gemma2")):
+    for place, family in enumerate(("llama", "gemma2", "gpt2")):
         case(f"{arguments.models}/{family}/model", f"{arguments.out}/{family}", LABELS, 7000 + 10 * place)
     case(f"{arguments.models}/llama/model", f"{arguments.out}/regression", 1, 7100)
     cases = [measures(2, 60, 1), measures(2, 40, 2, ties=True), measures(4, 80, 3), measures(5, 50, 4, absent=2), of_numbers(50, 5)]

@@ -76,7 +76,7 @@ def make_weights(config, seed, stored):
     named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if is_choice_bias(name))]
     for name, parameter in sorted(named):
         noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
-        if "norm" in name:
+        if "norm" in name or ".ln_" in name and name.endswith(".weight"):
             value = (0.0 if centred(name) else 1.0) + 0.2 * noise
             # Gemma 3n and 4 leave the scale of scores to these.
             value *= 0.5 if fourth and name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
@@ -97,6 +97,11 @@ def make_weights(config, seed, stored):
             value = noise * (0.3 / math.sqrt(parameter.shape[-1]))
         elif "embed_tokens_per_layer" in name:
             value = noise * 0.3
+        elif name.endswith(("wte.weight", "wpe.weight")):
+            value = noise * 0.4
+        elif config.model_type == "gpt2" and "lm_head" not in name:
+            # Its matrices are stored as [in, out].
+            value = noise * (1.2 / math.sqrt(parameter.shape[0]))
         elif "embed_tokens" in name:
             value = noise * 0.08 if gemma else noise * (0.4 if config.tie_word_embeddings else 1.0)
         elif "lm_head" in name:

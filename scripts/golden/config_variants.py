@@ -41,6 +41,7 @@ ACTIVATIONS += ["gelu_fast", "gelu_python", "gelu_10", "mish", "tanh", "sigmoid"
 WORDS = {
     "hidden_act": ACTIVATIONS,
     "hidden_activation": ACTIVATIONS,
+    "activation_function": ACTIVATIONS,
     "mlp_hidden_act": ACTIVATIONS,
     "mamba_hidden_act": ACTIVATIONS,
     "rope_type": ["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"],

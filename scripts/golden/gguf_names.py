@@ -13,7 +13,7 @@ import sys
 from gguf import constants
 
 WRITTEN = [
-    "afmoe", "deepseek2", "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "granite", "granitehybrid", "granitemoe",
+    "afmoe", "deepseek2", "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "granite", "granitehybrid", "granitemoe",
     "hunyuan-dense", "lfm2", "lfm2moe", "llama", "minimax-m2", "mistral3", "mistral4", "nemotron_h", "nemotron_h_moe", "olmo2", "phi3", "qwen2",
     "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "seed_oss", "smollm3",
 ]

@@ -7,8 +7,8 @@ Every model is tiny and random: no weight keeps its trivial start (norms of one,
 eager, in float32, on one thread. Pictures are normal numbers: how files become numbers is another golden's.
 
 ENCODER/model is an encoder alone; ENCODER/features.safetensors has pictures, outputs, and the gradients of `sum(output * seed)`.
-MODEL has a whole model: its rows, logits, gradients of the mean loss, twenty AdamW steps, and greedy answers. In `prefix` and `prefix_mlp` the
-encoder and the decoder are two checkpoints, and the connector is `init.safetensors`'.
+MODEL has a whole model: its rows, logits, gradients of the mean loss, twenty AdamW steps, and greedy answers. In `prefix`, `prefix_mlp`,
+and `prefix_gpt2` the encoder and the decoder are two checkpoints, and the connector is `init.safetensors`'.
 """
 import argparse
 import copy
@@ -39,6 +39,11 @@ TEXT = dict(
     max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )
 
+GPT2 = dict(
+    vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=1,
+    eos_token_id=2, pad_token_id=0, tie_word_embeddings=False,
+)
+
 # Name: the class of the configuration, that of the model, further arguments, the side of the pictures in pixels.
 ENCODERS = {
     "vit": ("ViTConfig", "ViTModel", {}, SIDE),
@@ -58,11 +63,11 @@ def scramble(model, seed):
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
             gemma = "gemma" in type(model).__name__.lower() and ("norm" in name and "vision" not in name)
-            if parameter.dim() == 1 and ("norm" in name or "lambda" in name) and name.endswith(("weight", "lambda1")):
+            if parameter.dim() == 1 and ("norm" in name or "lambda" in name or ".ln_" in name) and name.endswith(("weight", "lambda1")):
                 value = (0.0 if gemma else 1.0) + 0.2 * noise
             elif name.endswith("bias"):
                 value = 0.2 * noise
-            elif "embed" in name and "patch" not in name:
+            elif "embed" in name and "patch" not in name or name.endswith(("wte.weight", "wpe.weight")):
                 value = 0.5 * noise
             else:
                 value = noise * (1.2 / np.sqrt(max(1, int(np.prod(parameter.shape[1:])))))
@@ -139,7 +144,7 @@ def our_name(name):
     """The name of a trained tensor in the engine: the decoder's as in a plain language model, others as Transformers 5 has them."""
     name = name.replace("base_model.model.", "").replace(".default.weight", ".weight").replace(".base_layer.", ".")
     if name.startswith("decoder."):
-        return name.removeprefix("decoder.")
+        return name.removeprefix("decoder.").replace("transformer.h.", "model.layers.")
     if name.startswith("encoder."):
         return "model.vision_tower." + name.removeprefix("encoder.")
     if name.startswith("projection."):
@@ -149,7 +154,12 @@ def our_name(name):
 
 def prefix_model(out, name, seed, hidden=None):
     tower = scramble(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**TOWER, vision_use_head=False, attn_implementation="eager")), seed)
-    text = transformers.LlamaForCausalLM._from_config(transformers.LlamaConfig(**TEXT), attn_implementation="eager")
+    if name == "prefix_gpt2":
+        targets = ["c_attn", "c_proj"]
+        text = transformers.GPT2LMHeadModel._from_config(transformers.GPT2Config(**GPT2), attn_implementation="eager")
+    else:
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        text = transformers.LlamaForCausalLM._from_config(transformers.LlamaConfig(**TEXT), attn_implementation="eager")
     text = scramble(text, seed + 1)
     store(tower, f"{out}/{name}/encoder")
     store(text, f"{out}/{name}/model")
@@ -160,7 +170,7 @@ def prefix_model(out, name, seed, hidden=None):
         projection = torch.nn.ModuleDict(dict(linear_1=torch.nn.Linear(32, hidden), linear_2=torch.nn.Linear(hidden, 32)))
         projection.forward = lambda rows: projection["linear_2"](F.gelu(projection["linear_1"](rows)))
     scramble(projection, seed + 2)
-    decoder = lora(text, ["q_proj", "k_proj", "v_proj", "o_proj"], seed + 3)
+    decoder = lora(text, targets, seed + 3)
     model = Prefix(tower, projection, decoder)
     for part in (tower, projection):
         part.requires_grad_(True)
@@ -305,7 +315,8 @@ def answer(forward, settings, row, pictures, tokens=10):
 
 
 def make_model(name, out, seed):
-    makers = dict(prefix=lambda: prefix_model(out, name, seed), prefix_mlp=lambda: prefix_model(out, name, seed, 40))
+    plain = lambda: prefix_model(out, name, seed)
+    makers = dict(prefix=plain, prefix_mlp=lambda: prefix_model(out, name, seed, 40), prefix_gpt2=plain)
     made = makers.get(name, lambda: composite(out, name, seed))()
     pictures = normals((PICTURES, 3, SIDE, SIDE), seed + 4)
     write_model(f"{out}/{name}", made, pictures, dict(pixel_values=pictures), seed)
@@ -359,7 +370,7 @@ def arguments_of_command():
 def main():
     arguments = arguments_of_command()
     os.makedirs(arguments.out, exist_ok=True)
-    names = [*ENCODERS, "prefix", "prefix_mlp", "llava", "smolvlm", "gemma3"]
+    names = [*ENCODERS, "prefix", "prefix_mlp", "llava", "smolvlm", "gemma3", "prefix_gpt2"]
     for number, name in enumerate(names):
         if arguments.only in (None, name):
             (make_encoder if name in ENCODERS else make_model)(name, arguments.out, 7000 + 20 * number)

@@ -209,6 +209,11 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
             let _ = writeln!(text, "tokens of images, {name}: {tokens}, for {}", count(pictures, "image"));
         }
     }
+    for (name, _, counts) in splits(data) {
+        if let Some(web) = counts.and_then(|counts| counts.web.summary()) {
+            let _ = writeln!(text, "images of web addresses, {name}: {web}");
+        }
+    }
     let (cut, pieces) = data.report.cut;
     if cut > 0 {
         let _ = writeln!(text, "long texts: {cut} cut into {}", count(pieces, "row"));

@@ -169,7 +169,7 @@ impl AskArgs {
         let Parts { arch, weights, below, .. } = parts;
         config.model.quantization =
             quantize::resolve(&arch, &config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
-        let mut model = Model::load_on(&arch, Some(&weights), &config, &below)?;
+        let mut model = Model::load_for_inference(&arch, Some(&weights), &config, &below)?;
         if let Some(chosen) = device::chosen(config.model.device, model.device()) {
             print_note(&format!("the device is {chosen}"));
         }

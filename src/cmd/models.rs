@@ -125,7 +125,9 @@ fn describe(arch: &Arch) -> Result<String> {
         line("sliding window", format!("{window} tokens in {} of {} blocks", sliding.len(), arch.num_hidden_layers));
     }
     let still = arch.attentions().filter(|attention| attention.rope.is_none()).count();
-    if still > 0 {
+    if arch.learned_positions {
+        line("positions", "learned".to_owned());
+    } else if still > 0 {
         line("no positions", format!("in {still} of {} blocks", arch.num_hidden_layers));
     }
     let shared = arch.attentions().filter(|attention| attention.kv_from.is_some()).count();

@@ -188,6 +188,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<Planne
         }
         (arch, memory_prediction::stored(&dir))
     };
+    arch.refuse_dropout(config.train.disable_dropout)?;
     let vocabulary = arch.vocab_size as u32;
     arch.grow((vocabulary..vocabulary + config.tuning.new_tokens.len() as u32).collect());
     arch.separate(Targets::of(&config.tuning).apart());

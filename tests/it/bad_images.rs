@@ -11,7 +11,7 @@ use tunesmith::config::BadImages;
 type Form = (&'static str, fn(&str, &[u8]) -> Value);
 
 /// The text of RFC 4648.
-fn base64(bytes: &[u8]) -> String {
+pub fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let letters = |group: &[u8]| {
         let number = (0..3).fold(0_usize, |number, at| number << 8 | usize::from(group.get(at).copied().unwrap_or(0)));

@@ -78,7 +78,8 @@ pub fn check(family: &str, case: &str) {
     }
     assert!((sum / weight - loss).abs() < 1e-6, "{sum}");
     for spec in &model.params.specs {
-        let wanted = &forward[&format!("grad.base_model.model.{}", spec.name)].1;
+        let name = model.arch.naming().map_or_else(|| spec.name.clone(), |naming| naming.stored(&spec.name));
+        let wanted = &forward[&format!("grad.base_model.model.{name}")].1;
         let scale = wanted.iter().fold(1.0f32, |most, value| most.max(value.abs()));
         close(&spec.name, &model.params.grads().slice(spec.range()).read(), wanted, 5e-5 * scale);
     }
@@ -121,6 +122,12 @@ fn a_weighted_classification_on_llama_is_pytorch_s() {
 fn a_weighted_classification_on_gemma_2_is_pytorch_s() {
     // Whose logits over the vocabulary are capped, and whose scores are not.
     check("gemma2", "gemma2");
+}
+
+#[test]
+fn a_weighted_classification_on_gpt2_is_pytorch_s() {
+    // Whose head has the same name beside other names of all modules.
+    check("gpt2", "gpt2");
 }
 
 #[test]

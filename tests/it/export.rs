@@ -41,8 +41,9 @@ fn parts(name: &str) -> [String; 4] {
 }
 
 /// Models whose merge is compared with the logits that PEFT's adapter gives.
-pub const MERGED: [&str; 26] = [
+pub const MERGED: [&str; 27] = [
     "llama",
+    "gpt2",
     "gemma2",
     "phi3",
     "mixtral",

@@ -11,6 +11,7 @@ use tunesmith::eval::chat::Memory;
 use tunesmith::eval::processors::Processors;
 use tunesmith::eval::sample::{Sampling, distribution, penalise};
 use tunesmith::eval::{Answer, End, Go, PromptLookup, Settings, Strategy, Unwatched, Watcher, While, generate};
+use tunesmith::model::stack::Stack;
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::model::{Drafted, Model, TextCache};
 
@@ -86,6 +87,60 @@ fn every_family_goes_on_from_its_cache_to_the_bit() {
     }
 }
 
+/// A model for inference has the logits of the same one for training, to the bit.
+fn check_inference(family: &str, config: &Config, what: &str) {
+    let dir = golden(family).join("model");
+    let arch = Arch::from_dir(&dir).unwrap();
+    let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+    let [trained, plain] = [Model::load, |arch: &Arch, weights: Option<&WeightFiles>, config: &Config| {
+        Model::load_for_inference(arch, weights, config, &Stack::default())
+    }]
+    .map(|load| moved(load(&arch, Some(&weights), config).unwrap()));
+    for length in [1, 3, 20, 70] {
+        let text = text(length, length);
+        assert_eq!(
+            bits(&uncached(&plain, &text)),
+            bits(&uncached(&trained, &text)),
+            "{family}, {what}: {length} tokens"
+        );
+    }
+    // The caches of some texts, which go on together.
+    for count in [1, 4, 7, 13] {
+        let texts: Vec<Vec<u32>> = (0..count).map(|seed| text(seed, 9 + seed)).collect();
+        let [found, wanted] = [&plain, &trained].map(|model| {
+            let mut caches: Vec<_> = texts.iter().map(|_| model.cache()).collect();
+            let mut logits = Vec::new();
+            for [from, to] in [[0, 7], [7, 8], [8, 9]] {
+                let parts = caches.iter_mut().zip(&texts).map(|(cache, text)| (cache, &text[from..to]));
+                let last = model.extend(&mut parts.collect::<Vec<_>>()).unwrap();
+                logits.extend((0..texts.len()).flat_map(|row| bits(&last.row(row))));
+            }
+            logits
+        });
+        assert_eq!(found, wanted, "{family}, {what}: {count} texts");
+    }
+}
+
+#[test]
+fn a_model_for_inference_has_the_same_logits_to_the_bit() {
+    for family in &families() {
+        check_inference(family, &recipe(), "float32");
+    }
+    for (what, family, set) in KINDS {
+        let mut config = recipe();
+        set(&mut config);
+        check_inference(family, &config, what);
+    }
+}
+
+/// Trained values other than those they begin with, so that every one shows.
+fn moved(mut model: Model) -> Model {
+    for (at, value) in model.params.values_mut().on_host().iter_mut().enumerate() {
+        *value += 0.02 * ((at * 7919 % 1000) as f32 / 500.0 - 1.0);
+    }
+    model
+}
+
 /// What is set, and what trained values are moved away from.
 type Case = (&'static str, &'static str, fn(&mut Config));
 
@@ -126,13 +181,6 @@ const KINDS: [Case; 21] = [
 
 #[test]
 fn every_adapter_and_storage_goes_on_from_its_cache_to_the_bit() {
-    // Trained values other than those they begin with, so that every one shows.
-    let moved = |mut model: Model| {
-        for (at, value) in model.params.values_mut().on_host().iter_mut().enumerate() {
-            *value += 0.02 * ((at * 7919 % 1000) as f32 / 500.0 - 1.0);
-        }
-        model
-    };
     let mut answers = Vec::new();
     for (what, family, set) in KINDS {
         let mut config = recipe();

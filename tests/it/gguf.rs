@@ -86,6 +86,7 @@ fn cases() -> Vec<Case> {
     vec![
         same("llama", "llama"),
         same("qwen2", "qwen2"),
+        same("gpt2", "gpt2"),
         same("gemma", "gemma"),
         same("seed_oss", "seed_oss"),
         same("granite", "granite"),

@@ -93,7 +93,7 @@ const MODES: [(&str, &str); 9] = [
 ];
 
 /// Models whose memory of a GPU is compared with the prediction.
-pub const PREDICTED: [&str; 10] = [
+pub const PREDICTED: [&str; 11] = [
     "llama",
     "gemma3",
     "gemma3n",
@@ -104,6 +104,7 @@ pub const PREDICTED: [&str; 10] = [
     "granitemoehybrid",
     "gemma4_e2b",
     "gemma4_a4b",
+    "gpt2",
 ];
 
 #[test]

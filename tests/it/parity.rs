@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::comm::World;
 use tunesmith::comm::single::Single;
-use tunesmith::config::arch::{Arch, TensorSpec};
+use tunesmith::config::arch::{Arch, TensorSpec, plain_name};
 use tunesmith::config::{
     Checkpointing, Config, DeviceChoice, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules,
 };
@@ -63,6 +63,11 @@ pub fn tensors(path: &Path) -> Tensors {
         }
     };
     file.tensors().iter().map(|(name, view)| (name.clone(), (view.shape().to_vec(), widen(view)))).collect()
+}
+
+/// The engine's name of a tensor of an adapter.
+fn own(name: &str) -> String {
+    plain_name(name.trim_start_matches("base_model.model."))
 }
 
 fn peft(name: &str) -> String {
@@ -128,7 +133,7 @@ pub fn load(family: &str, config: &Config) -> Model {
 /// Puts stored tensors into the trainables; every stored one must have its place, in its shape.
 pub fn put(model: &mut Model, stored: &Tensors) {
     for (name, (shape, values)) in stored {
-        let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
+        let spec = model.params.find(&own(name)).unwrap_or_else(|| panic!("{name}"));
         assert_eq!(&spec.shape, shape, "{name}");
         let range = spec.range();
         model.params.put(&range, values);
@@ -223,7 +228,7 @@ pub fn check_gradients(model: &mut Model, batch: &Batch, stored: &Tensors) {
     model.params.zero_grads();
     model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
     for (name, (shape, expected)) in stored {
-        let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
+        let spec = model.params.find(&own(name)).unwrap_or_else(|| panic!("{name}"));
         assert_eq!(&spec.shape, shape, "{name}");
         let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         close(
@@ -276,7 +281,7 @@ pub fn check_trace(model: &mut Model, trace: &Value) {
 
 pub fn check_final(model: &Model, stored: &Tensors, limit: f32) {
     for (name, (_, expected)) in stored {
-        let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap();
+        let spec = model.params.find(&own(name)).unwrap();
         close(name, &model.params.values().slice(spec.range()).read(), expected, limit);
     }
 }

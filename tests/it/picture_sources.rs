@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 /// A tar archive of files, as GNU tar writes it.
-fn tar(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+pub fn tar(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, content) in files {
         let mut header = vec![0; 512];
@@ -29,14 +29,25 @@ fn tar(files: &[(String, Vec<u8>)]) -> Vec<u8> {
 
 /// A zip archive of files that are not compressed, as `zip -0` writes it.
 fn zip(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    zip_of(files, false)
+}
+
+/// A zip archive of files, which may be compressed.
+pub fn zip_of(files: &[(String, Vec<u8>)], deflated: bool) -> Vec<u8> {
     let (mut bytes, mut directory) = (Vec::new(), Vec::new());
     for (name, content) in files {
         let offset = bytes.len() as u32;
-        let mut shared = vec![20, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut packed = content.clone();
+        if deflated {
+            let mut encoder = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(content).unwrap();
+            packed = encoder.finish().unwrap();
+        }
+        let mut shared = vec![20, 0, 0, 0, if deflated { 8 } else { 0 }, 0, 0, 0, 0, 0];
         shared.extend(crc32fast::hash(content).to_le_bytes());
-        shared.extend([(content.len() as u32).to_le_bytes(); 2].concat());
+        shared.extend([(packed.len() as u32).to_le_bytes(), (content.len() as u32).to_le_bytes()].concat());
         shared.extend([name.len() as u8, 0, 0, 0]);
-        bytes.extend([&b"PK\x03\x04"[..], shared.as_slice(), name.as_bytes(), content].concat());
+        bytes.extend([&b"PK\x03\x04"[..], shared.as_slice(), name.as_bytes(), &packed].concat());
         directory.extend([&b"PK\x01\x02\x14\x03"[..], shared.as_slice(), &[0; 6]].concat());
         directory.extend((0o100_644_u32 << 16).to_le_bytes());
         directory.extend(offset.to_le_bytes());

@@ -60,20 +60,23 @@ pub fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Resu
     load(&config, folder, arch.text_ids(), &Silent, sight.as_ref().map(Sight::pictures).as_ref())
 }
 
+/// Models whose rows are held to those of their processors.
+pub const PROCESSED: [&str; 10] = [
+    "gemma3_pan_and_scan",
+    "llava",
+    "gemma3",
+    "smolvlm",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "internvl",
+    "paligemma",
+    "llava_onevision",
+];
+
 #[test]
 fn ids_and_pixels_are_those_of_the_processors() {
-    for name in [
-        "gemma3_pan_and_scan",
-        "llava",
-        "gemma3",
-        "smolvlm",
-        "qwen2_vl",
-        "qwen2_5_vl",
-        "qwen3_vl",
-        "internvl",
-        "paligemma",
-        "llava_onevision",
-    ] {
+    for name in PROCESSED {
         let root = tempfile::tempdir().unwrap();
         let (folder, rows) = (root.path().join("model"), root.path().join("rows.jsonl"));
         model(name, &folder);

@@ -81,7 +81,7 @@ fn modes() -> Vec<(String, String)> {
 }
 
 /// Models whose buffers are predicted to the byte.
-pub const PREDICTED: [&str; 28] = [
+pub const PREDICTED: [&str; 29] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -110,6 +110,7 @@ pub const PREDICTED: [&str; 28] = [
     "deepseek_v3_dense",
     "lfm3",
     "muse_glimmer",
+    "gpt2",
 ];
 
 #[test]
@@ -118,8 +119,11 @@ fn buffers_are_predicted_to_the_byte() {
     for family in PREDICTED {
         let arch = arch(family);
         for (name, text) in modes() {
-            if family == "phi3" && name == "lora on q alone" {
+            if ["phi3", "gpt2"].contains(&family) && name == "lora on q alone" {
                 continue; // its projections are one module
+            }
+            if family == "gpt2" && text == "tuning: {mode: oft}" {
+                continue; // PEFT has none on its modules
             }
             let batch = batch(arch.vocab_size, &[70, 33], 5);
             let text = text.replace("model.norm", arch.final_norm().trim_end_matches(".weight"));
@@ -130,7 +134,7 @@ fn buffers_are_predicted_to_the_byte() {
             count += 1;
         }
     }
-    assert_eq!(count, PREDICTED.len() * modes().len() - 1);
+    assert_eq!(count, PREDICTED.len() * modes().len() - 3);
 }
 
 /// Trained parameters and all of them, as `get_nb_trainable_parameters` of PEFT 0.21.2 counts these models.

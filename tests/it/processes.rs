@@ -1,6 +1,7 @@
 //! Processes of tests: one for a test alone, and the time that one takes.
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// Whether this process runs that test alone: what the process holds is then the test's, and the stand-in GPU, which runs one kernel of a
@@ -18,18 +19,34 @@ pub fn alone(test: &str) -> bool {
     false
 }
 
+/// How a command ends, what it writes to its standard error, and its peak resident memory in bytes.
+#[expect(clippy::zombie_processes, reason = "`wait4` waits for it")]
+pub fn peak_memory(command: &mut Command) -> (Option<i32>, String, u64) {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    let (status, usage) = waited(child.id());
+    (ExitStatus::from_raw(status).code(), text, u64::try_from(usage.ru_maxrss).unwrap() * 1024)
+}
+
+/// Waits for a process, and tells what it used.
+fn waited(process: u32) -> (i32, libc::rusage) {
+    // SAFETY: all zeros are a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let mut status = 0;
+    let process = i32::try_from(process).unwrap();
+    // SAFETY: both pointers are to places of this function; the child has not been waited for.
+    assert_eq!(unsafe { libc::wait4(process, &raw mut status, 0, &raw mut usage) }, process);
+    (status, usage)
+}
+
 /// What a command writes to its standard output, and the processor time that it takes: on a busy machine the same as on an idle one.
 #[expect(clippy::zombie_processes, reason = "`wait4` waits for it")]
 pub fn processor_time(command: &mut Command) -> (String, Duration) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    // SAFETY: all zeros are a valid `rusage`.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    let mut status = 0;
-    let process = i32::try_from(child.id()).unwrap();
-    // SAFETY: both pointers are to places of this function; the child has not been waited for.
-    assert_eq!(unsafe { libc::wait4(process, &raw mut status, 0, &raw mut usage) }, process);
+    let (status, usage) = waited(child.id());
     assert_eq!(status, 0);
     let of = |time: libc::timeval| {
         Duration::from_secs(u64::try_from(time.tv_sec).unwrap())

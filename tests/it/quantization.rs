@@ -16,7 +16,7 @@ use tunesmith::model::quantize::{self, How};
 use tunesmith::model::quantized_cache::Cache;
 use tunesmith::model::shards::Shards;
 use tunesmith::model::stack::Stack;
-use tunesmith::model::weights::{self, Numbers, Parts, WeightFiles, write_numbers_to};
+use tunesmith::model::weights::{self, Numbers, Parts, Stacking, WeightFiles, write_numbers_to};
 use tunesmith::ops::quant::{Format, encode};
 
 use super::parity::{self, Forward, Tensors, adapter_config, check_final, check_gradients, check_trace, close, put};
@@ -290,7 +290,7 @@ fn every_family_trains_on_codes_as_on_the_same_numbers_dense() {
         let sparse = (0..arch.num_hidden_layers).any(|layer| arch.experts_of(layer).is_some());
         assert_eq!(matrices.iter().any(|name| name.contains("experts.")), sparse, "{family}");
         assert!(!matrices.iter().any(|name| name.ends_with(".gate.weight")), "{family}: routers stay dense");
-        let widened: Vec<_> = arch
+        let mut widened: Vec<_> = arch
             .tensors()
             .into_iter()
             .map(|TensorSpec { name, shape }| {
@@ -301,6 +301,13 @@ fn every_family_trains_on_codes_as_on_the_same_numbers_dense() {
                 (name, shape, values)
             })
             .collect();
+        let stacked = Stacking::NONE.again(widened.iter().map(|(name, shape, _)| (name.as_str(), shape.as_slice())));
+        for it in stacked.iter().filter(|it| it.is_transposed()) {
+            // As GPT-2's files have them.
+            let (_, shape, values) = widened.iter_mut().find(|(name, ..)| *name == it.name).unwrap();
+            *values = it.joined(&[std::mem::take(values)]);
+            shape.clone_from(&it.shape);
+        }
         let tensors: Vec<_> =
             widened.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
         let folder = tempfile::tempdir().unwrap();

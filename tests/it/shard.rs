@@ -91,7 +91,7 @@ fn said(model: &mut Model, batch: &Batch) -> (f64, Vec<f32>, Vec<f32>, Vec<f32>,
 type Case<'a> = (&'a str, &'a dyn Fn(&mut Config), Sharding, &'a [usize]);
 
 /// Models whose weights ranks share.
-pub const SHARED: [&str; 23] = [
+pub const SHARED: [&str; 24] = [
     "afmoe",
     "gemma2",
     "gemma3n",
@@ -100,6 +100,7 @@ pub const SHARED: [&str; 23] = [
     "gemma4_a4b",
     "gemma4_e2b",
     "glm4_moe",
+    "gpt2",
     "granite4_moe",
     "granitemoehybrid",
     "lfm2",
@@ -127,7 +128,7 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
     };
     let int8 = |config: &mut Config| config.model.quantization = Quantization::Int8;
     let full = |config: &mut Config| config.tuning.mode = Mode::Full;
-    let cases: [Case<'_>; 33] = [
+    let cases: [Case<'_>; 35] = [
         ("llama", &as_it_is, Sharding::FullShard, &[2]),
         ("llama", &nf4, Sharding::FullShard, &[4]),
         ("llama", &bf16, Sharding::ShardGradOp, &[3]),
@@ -161,6 +162,8 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         ("gemma3n_odd", &full, Sharding::ShardGradOp, &[2]),
         ("gemma4_31b", &full, Sharding::ShardGradOp, &[2]),
         ("gemma4_a4b", &full, Sharding::FullShard, &[2]),
+        ("gpt2", &nf4, Sharding::FullShard, &[2]),
+        ("gpt2", &full, Sharding::FullShard, &[3]),
     ];
     assert!(SHARED.iter().all(|name| cases.iter().any(|(family, ..)| family == name)));
     for (family, base, how, machines) in cases {

@@ -1,11 +1,12 @@
-//! The table in docs/models.md of what is tried with each family. It follows from the golden files, from the lists of models that tests go
-//! through, and from the registry.
+//! The tables of what is tried with each family (docs/models.md), and with each model that reads images (docs/guides/images.md). They
+//! follow from the golden files, from the lists of models that tests go through, and from the registry.
 use crate::parity::{families, golden, json};
-use crate::{export, gpu_memory, plan, shard};
+use crate::{export, gpu_memory, picture_modes, pictures, plan, shard, vision};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 use tunesmith::config::FAMILIES;
+use tunesmith::config::vision::SEEING;
 
 const BEGIN: &str = "<!-- what is tried: tests/it/tried.rs -->\n";
 
@@ -66,18 +67,71 @@ fn table() -> String {
     text
 }
 
-#[test]
-fn the_table_of_what_is_tried_is_that_of_the_tests() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
+/// What is tried with each model that reads images.
+fn table_of_images() -> String {
+    let keys = std::fs::read_to_string(golden("../vision_variants.jsonl")).unwrap();
+    let keys: BTreeSet<String> = keys
+        .lines()
+        .filter_map(|line| Some(serde_json::from_str::<serde_json::Value>(line).unwrap()["model"].as_str()?.to_owned()))
+        .collect();
+    let modes = picture_modes::MODES.map(|(mode, _)| mode);
+    let columns: Vec<&str> =
+        ["`model_type`", "equal to PyTorch", "rows equal to the processor's", "keys of `config.json`"]
+            .into_iter()
+            .chain(modes)
+            .chain([
+                "packing",
+                "answers",
+                "adapters on the encoder, equal to PEFT's",
+                "second encoder",
+                "memory, to the byte",
+            ])
+            .collect();
+    let mut text = format!("| {} |\n|{}\n", columns.join(" | "), "---|".repeat(columns.len()));
+    for name in picture_modes::SEEING {
+        let yes = |tried: bool| if tried { "yes".to_owned() } else { String::new() };
+        let mut cells = vec![
+            format!("`{name}`"),
+            yes(vision::EQUAL.concat().contains(&name)),
+            yes(pictures::PROCESSED.contains(&name)),
+            yes(keys.contains(name)),
+        ];
+        // Each is trained in each mode, packed, and asked.
+        cells.extend(std::iter::repeat_n(yes(true), modes.len() + 2));
+        cells.push(yes(vision::ADAPTED.iter().any(|run| vision::of_model(run) == name)));
+        cells.push(yes(vision::WORLDS.iter().any(|run| vision::of_model(run) == name)));
+        cells.push(yes(vision::memory::MODELS.contains(&name)));
+        writeln!(text, "| {} |", cells.join(" | ")).unwrap();
+    }
+    text
+}
+
+/// Holds a table of a document to what it must be, and every column from `first` on to a yes: else its list was lost.
+fn check(document: &str, expected: &str, first: usize) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
     let text = std::fs::read_to_string(path).unwrap();
     let there = text.split_once(BEGIN).and_then(|(_, rest)| rest.split_once("<!-- end -->"));
-    let (there, expected) = (there.expect("the marks of the table").0, table());
-    assert!(there == expected, "put this table into docs/models.md:\n{expected}");
-    // Every column says yes somewhere, or its list was lost.
-    for column in 3..=9 {
+    let there = there.expect("the marks of the table").0;
+    assert!(there == expected, "put this table into {document}:\n{expected}");
+    let columns = expected.lines().next().unwrap_or_default().matches(" | ").count() + 1;
+    for column in first..=columns {
         assert!(
             expected.lines().any(|line| line.split(" | ").nth(column - 1).is_some_and(|cell| cell.contains("yes"))),
             "column {column}"
         );
     }
+}
+
+#[test]
+fn the_table_of_what_is_tried_is_that_of_the_tests() {
+    check("docs/models.md", &table(), 3);
+}
+
+#[test]
+fn the_table_of_what_is_tried_with_images_is_that_of_the_tests() {
+    check("docs/guides/images.md", &table_of_images(), 2);
+    for name in picture_modes::SEEING {
+        assert!(SEEING.contains(name), "{name} is no model that sees images");
+    }
+    assert_eq!(SEEING.split(", ").count(), picture_modes::SEEING.len());
 }

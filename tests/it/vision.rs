@@ -1,7 +1,7 @@
 //! Models that read images against Transformers (`scripts/golden/vision.py`): logits, losses, gradients of adapters,
 //! connector and encoder, greedy generations, and twenty steps.
 mod golden;
-mod memory;
+pub mod memory;
 mod variants;
 
 use crate::parity::{Tensors, close, put, recipe, tensors};
@@ -29,8 +29,17 @@ use tunesmith::train::step::step;
 const LOGITS: f32 = 5e-5;
 const GRADIENT: f32 = 5e-5;
 /// Runs with a second encoder: beside Gemma 3, in front of captions, beside models whose pictures have places in a grid, and where a prompt sees both ways.
-const WORLDS: [&str; 6] =
+pub const WORLDS: [&str; 6] =
     ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl", "world_paligemma"];
+/// The golden models and pairs, in parts that a test holds to PyTorch each.
+pub const EQUAL: [&[&str]; 4] = [
+    &["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "gemma3"],
+    &["qwen2_vl", "qwen2_5_vl", "qwen3_vl"],
+    &["internvl", "paligemma"],
+    &["llava_onevision"],
+];
+/// Golden runs with adapters on the encoder.
+pub const ADAPTED: [&str; 2] = ["llava_adapters", "qwen2_5_vl_adapters"];
 /// Rows of a step, in two micro-batches.
 const ROWS: usize = 4;
 
@@ -38,7 +47,9 @@ fn config(name: &str) -> Config {
     let mut config = recipe();
     let lora = &mut config.tuning.lora;
     (lora.r, lora.lora_alpha) = (4, 8.0);
-    lora.target_modules = if name.contains("prefix") {
+    lora.target_modules = if name == "prefix_gpt2" {
+        TargetModules::List(["c_attn", "c_proj"].map(str::to_owned).to_vec())
+    } else if name.contains("prefix") {
         TargetModules::List(["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec())
     } else {
         TargetModules::Auto
@@ -63,7 +74,7 @@ fn training(name: &str) -> VisionTraining {
 }
 
 /// The golden run that has the model of another: of one with adapters on the encoder, or with a second encoder, that without.
-fn of_model(name: &str) -> &str {
+pub fn of_model(name: &str) -> &str {
     match name.strip_prefix("world_") {
         Some("kl" | "wan") => "gemma3",
         Some(other) => other,
@@ -205,22 +216,22 @@ fn check_trace(name: &str, model: &mut Model, run: &Run) {
 
 #[test]
 fn every_model_that_sees_pictures_equals_pytorch() {
-    ["prefix", "prefix_mlp", "prefix_naflex", "llava", "smolvlm", "gemma3"].into_iter().for_each(check);
+    EQUAL[0].iter().for_each(|name| check(name));
 }
 
 #[test]
 fn every_qwen_vl_equals_pytorch() {
-    ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"].into_iter().for_each(check);
+    EQUAL[1].iter().for_each(|name| check(name));
 }
 
 #[test]
 fn internvl_and_paligemma_equal_pytorch() {
-    ["internvl", "paligemma"].into_iter().for_each(check);
+    EQUAL[2].iter().for_each(|name| check(name));
 }
 
 #[test]
 fn llava_onevision_equals_pytorch() {
-    check("llava_onevision");
+    EQUAL[3].iter().for_each(|name| check(name));
 }
 
 #[test]
@@ -260,12 +271,12 @@ fn a_second_encoder_equals_diffusers() {
 
 #[test]
 fn adapters_on_encoders_equal_peft() {
-    ["llava_adapters", "qwen2_5_vl_adapters"].into_iter().for_each(check);
+    ADAPTED.into_iter().for_each(check);
 }
 
 /// One of each kind: `cuda` holds a GPU to them, early among the tests, since it takes long.
 pub fn check_of_each_kind() {
-    ["prefix", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
+    ["prefix", "prefix_gpt2", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
         .into_iter()
         .chain(WORLDS)
         .for_each(check);

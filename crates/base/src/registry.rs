@@ -128,6 +128,7 @@ macro_rules! families {
             mistral4,
             lfm3,
             muse_glimmer,
+            gpt2,
         }
     };
 }
@@ -176,7 +177,7 @@ macro_rules! row_forms {
             ChatTriple = chat_triple, "chat_triple", "`{system, user, assistant}`.";
             Instruction = instruction, "instruction", "A question field and an answer field (`user`, `question`, … and `assistant`, `answer`, …).";
             Statement = statement, "statement", "`{image, caption, label}` with `relation` or `image_link`: whether a statement about an image is true (VSR).";
-            Captions = captions, "captions", "`{image, caption}`: an image and its caption, or a list of captions.";
+            Captions = captions, "captions", "`{image, caption}`: an image, or its web address in `image_url` or `url`, and its caption, or a list of captions.";
             Text = text, "text", "`{text}`: every token is trained on.";
         }
     };

@@ -14,6 +14,7 @@ use tunesmith_device::{Array, Device};
 use tunesmith_eval::{Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
 use tunesmith_model::device::kernels;
+use tunesmith_model::stack::Stack;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_ops::peak;
 use tunesmith_telemetry::machine::peak_bytes;
@@ -132,7 +133,7 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
                 .hint("measure its shape: --shape DIR/config.json, with --quantization")
         })?;
     }
-    let model = Model::load(&arch, weights.as_ref(), &config)?;
+    let model = Model::load_for_inference(&arch, weights.as_ref(), &config, &Stack::default())?;
     let narrow = config.model.dtype == tunesmith_config::Dtype::Bfloat16;
     let each = if narrow { 2.0 } else { 4.0 };
     // In 4 bits also the scales, which are nested: a byte for each 64 numbers.

@@ -1,5 +1,6 @@
 //! Reads and writes PEFT's `adapter_config.json`. Files of any PEFT version are accepted. A field that asks for a computation
 //! which this program does not have is refused by its name.
+mod own_names;
 mod source;
 mod wrapped;
 
@@ -15,7 +16,7 @@ use super::layout::ADAPTER_CONFIG;
 use super::tensors::Tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, TokenRows};
+use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, ModuleNames, TokenRows};
 use tunesmith_config::{Config, Mode, Node, TuningConfig};
 use tunesmith_model::adapters::{self, About, Method, NO_MODULE};
 use tunesmith_model::targets::{Placement, Targets, token_rows};
@@ -38,6 +39,8 @@ pub struct AdapterConfig {
     pub scores: bool,
     /// Whether it fully trains the matrix that embedding and head share. The weights file holds the matrix under both names.
     pub shares_head: bool,
+    /// What its family calls modules, if that differs from the engine.
+    pub own_names: Option<&'static ModuleNames>,
     /// Its module names, if the language model is part of a multimodal model.
     pub wrapped: Option<Wrapped>,
     /// Tensors of an encoder and a connector that an earlier stage has trained and this one keeps. They are saved with the adapter.
@@ -64,6 +67,7 @@ impl AdapterConfig {
             base_model_name_or_path: base_model.map(Into::into),
             scores: false,
             shares_head: false,
+            own_names: None,
             wrapped: None,
             kept: Arc::default(),
         }
@@ -71,7 +75,9 @@ impl AdapterConfig {
 
     /// The name in the adapter's files of the tensor or module `plain` of the language model.
     pub fn stored_name(&self, plain: &str) -> String {
-        self.wrapped.as_ref().map_or_else(|| plain.to_owned(), |wrapped| wrapped.wrapper.module(plain))
+        let naming = self.wrapped.as_ref().map(|wrapped| wrapped.wrapper.naming);
+        let naming = naming.or_else(|| self.own_names?.naming);
+        naming.map_or_else(|| plain.to_owned(), |naming| naming.stored(plain))
     }
 
     /// These settings in the form for the model `arch`, which may be part of a multimodal model.
@@ -82,6 +88,7 @@ impl AdapterConfig {
         self.save_vision(arch);
         let targets = self.targets();
         self.shares_head = targets.trains_shared(arch)?;
+        self.own_names = Some(arch.module_names).filter(|names| names.naming.is_some() && arch.wrapper.is_none());
         self.wrapped = match arch.wrapper {
             Some(wrapper) => Some(Wrapped::new(wrapper, &self.place(arch)?, &targets.saved_tensors(arch)?)),
             None => None,
@@ -129,7 +136,10 @@ impl AdapterConfig {
     /// their matrix.
     pub(super) fn save_whole(&mut self, tables: &[&str]) {
         let lora = &mut self.tuning.lora;
-        let named = |table: &str| lora.modules_to_save.iter().any(|module| module.ends_with(table));
+        // GPT-2 calls the embedding otherwise.
+        let is =
+            |module: &str, table: &str| module.ends_with(table) || table == "embed_tokens" && module.ends_with("wte");
+        let named = |table: &str| lora.modules_to_save.iter().any(|module| is(module, table));
         let more: Vec<String> = tables.iter().filter(|table| !named(table)).map(|&table| table.to_owned()).collect();
         if self.tuning.mode == Mode::Lora && !more.is_empty() {
             lora.ensure_weight_tying |= more.len() == tables.len();
@@ -201,6 +211,7 @@ impl AdapterConfig {
             base_model_name_or_path: source.get("base_model_name_or_path").and_then(Value::as_str).map(Into::into),
             scores: source.scores(),
             shares_head: false,
+            own_names: None,
             wrapped: None,
             kept: Arc::default(),
         })
@@ -244,6 +255,9 @@ impl AdapterConfig {
         }
         if let Some(wrapped) = &self.wrapped {
             wrapped.write(&mut fields);
+        }
+        if let Some(names) = self.own_names {
+            own_names::write(names, &mut fields);
         }
         let common = json!({
             "auto_mapping": null,

@@ -138,6 +138,7 @@ mod tests {
         "data.max_turn_growth",
         "data.image_dir",
         "data.bad_images",
+        "data.allow_image_urls",
         "data.max_rows",
         "data.val_path",
         "data.test_path",
@@ -148,6 +149,7 @@ mod tests {
     const FREE: &[&str] = &[
         "vision.cache_features",
         "vision.feature_cache_size",
+        "data.image_cache_size",
         "eval.metrics",
         "eval.normalization",
         "eval.rouge_stemmer",
@@ -157,6 +159,7 @@ mod tests {
         "eval.confidence",
         "eval.bootstrap_samples",
         "train.output_dir",
+        "train.disable_dropout",
         "train.num_train_epochs",
         "train.max_steps",
         "train.eval_batch_size",

@@ -20,6 +20,8 @@ use std::sync::Arc;
 
 /// End of the name of the number that a block's output is multiplied by.
 pub const LAYER_SCALAR: &str = ".layer_scalar";
+/// Tensor name of the table of learned positions, `[max_position_embeddings, hidden_size]`.
+pub const POSITIONS: &str = "model.wpe.weight";
 /// Tensor name of the table of embeddings for each block, `[per_layer.vocab_size, num_hidden_layers * per_layer.width]`.
 pub const PER_LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer.weight";
 /// Module name of the projection from the embedding to those of each block.
@@ -74,6 +76,11 @@ pub struct Arch {
     pub plain_final_norm: bool,
     /// Added to the mean square in the norms on the outputs of branches; `None`: as in the others.
     pub post_norm_eps: Option<f64>,
+    /// Whether norms are `LayerNorm`s, which have a bias (GPT-2).
+    pub layer_norms: bool,
+    /// Whether each position has an embedding of its own, which is added to the token's (GPT-2). There are none beyond
+    /// `max_position_embeddings`.
+    pub learned_positions: bool,
     /// Norms on queries and keys.
     pub qk_norm: QkNorm,
     /// Whether these norms follow the rotary embedding.
@@ -84,6 +91,8 @@ pub struct Arch {
     pub ropes: Vec<Rope>,
     /// Factor on attention scores, before the softmax.
     pub attention_scale: f64,
+    /// Whether scores of the block of index `i` are divided by `i + 1` too (GPT-2).
+    pub scale_by_layer: bool,
     /// How queries of late positions are scaled.
     pub query_scaling: Option<QueryScaling>,
     /// Soft cap of attention scores: `cap * tanh(score / cap)`.
@@ -133,6 +142,8 @@ pub struct Arch {
     pub mlp_bias: bool,
     /// Context length of the pretraining, in tokens.
     pub max_position_embeddings: usize,
+    /// A key of `config.json` that asks for dropout in training, and its rate. Nothing but a check of training reads it.
+    pub dropout: Option<(&'static str, f64)>,
     /// Standard deviation of newly initialised weights.
     pub initializer_range: f64,
     /// Token at the beginning of a text.
@@ -190,11 +201,14 @@ impl Arch {
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![TensorSpec::new(EMBEDDING, &[self.vocab_size, self.hidden_size])];
         let matrix = |linear: LinearSpec| TensorSpec::new(&linear.weight(), &[linear.out_features, linear.in_features]);
+        if self.learned_positions {
+            tensors.push(TensorSpec::new(POSITIONS, &[self.max_position_embeddings, self.hidden_size]));
+        }
         tensors.extend(self.per_layer_tensors());
         tensors.extend(self.stream_linears(ALTUP_PROJECTIONS).map(matrix));
         tensors.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_tensors(layer)));
         tensors.extend(self.stream_linears(ALTUP_UNEMBED_PROJECTIONS).map(matrix));
-        tensors.push(TensorSpec::new(&self.final_norm(), &[self.hidden_size]));
+        tensors.extend(self.norm_tensors(&format!("model.{}", self.module_names.final_norm)));
         if self.head_tensor() != EMBEDDING {
             tensors.push(TensorSpec::new(self.head_tensor(), &[self.outputs(), self.hidden_size]));
         }
@@ -250,6 +264,18 @@ impl Arch {
         }
     }
 
+    /// Weight and bias of the norm `module` on the stream.
+    pub(super) fn norm_tensors(&self, module: &str) -> impl Iterator<Item = TensorSpec> {
+        let bias = self.layer_norms.then_some("bias");
+        let tensor = move |end| TensorSpec::new(&format!("{module}.{end}"), &[self.hidden_size]);
+        std::iter::once("weight").chain(bias).map(tensor)
+    }
+
+    /// How Transformers and PEFT name all of it, where that differs from the engine.
+    pub fn naming(&self) -> Option<Naming> {
+        self.wrapper.map(|wrapper| wrapper.naming).or(self.module_names.naming)
+    }
+
     /// Whether files name the tensors otherwise than the engine: a multimodal model's, or a family's whose embedding has another name.
     pub fn is_renamed(&self) -> bool {
         self.wrapper.is_some() || self.module_names.embedding != ModuleNames::LLAMA.embedding
@@ -257,6 +283,9 @@ impl Arch {
 
     /// The names of a module: as in a plain language model, then those inside the multimodal model.
     pub fn names(&self, module: &str) -> Vec<String> {
+        if let (Some(naming), None) = (self.module_names.naming, self.wrapper) {
+            return vec![module.to_owned(), naming.stored(module)];
+        }
         let aliases = self.wrapper.map(|wrapper| wrapper.aliases(module));
         let embedding =
             module.strip_prefix("model.embed_tokens").filter(|_| self.wrapper.is_none() && self.is_renamed());

@@ -64,6 +64,20 @@ impl Arch {
         Ok(arch)
     }
 
+    /// Refuses to train a model whose `config.json` asks for dropout, unless that is `disabled`.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`], naming the key.
+    pub fn refuse_dropout(&self, disabled: bool) -> Result<()> {
+        match self.dropout.filter(|_| !disabled) {
+            Some((key, rate)) => Err(Error::config(format!("not yet: training with {key} {rate} of config.json"))
+                .hint(
+                    "train.disable_dropout: true trains without the dropout of the base model; lora_dropout is another",
+                )),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses sizes that contradict each other, or that overflow the memory arithmetic.
     fn check(&self, origin: &Source<'_>) -> Result<()> {
         if let Some(pad) = self.pad_token_id.filter(|&pad| pad as usize >= self.vocab_size) {

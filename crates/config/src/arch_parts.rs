@@ -1,5 +1,6 @@
 //! The parts of a decoder that differ between families: norms, activations, and kinds of blocks.
 use super::mixers::{DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec};
+use super::vision::Pointwise;
 
 /// Embeddings that each block has for itself, beside those of the stream (Gemma 3n and 4): a block gates its own, projects them and adds
 /// them to the stream. They are the sum of a table's row and of a projection of the stream's embedding.
@@ -112,10 +113,12 @@ pub enum PartSpec {
         /// The gate keeps what is above its mean by so many deviations, over the features of a token (Gemma 3n).
         cut: Option<f32>,
     },
-    /// An MLP without a gate: `down(relu(up(h))^2)`.
+    /// An MLP without a gate: `down(f(up(h)))`.
     PlainMlp {
         /// Width of its hidden layer.
         intermediate_size: usize,
+        /// The activation between its two modules.
+        function: Pointwise,
     },
     /// The mixture of experts [`super::arch::Arch::experts`], with an MLP beside it where that has a shared one.
     Experts,

@@ -99,7 +99,7 @@ impl Arch {
     fn branch_tensors(&self, layer: usize, branch: &BranchSpec, tensors: &mut Tensors) {
         let hidden = self.hidden_size;
         if let Some(norm) = branch.norm {
-            tensors.add(&format!("{norm}.weight"), &[hidden]);
+            tensors.all.extend(self.norm_tensors(&format!("{}.{norm}", tensors.prefix)));
         }
         for linear in self.part_linears(layer, &branch.part) {
             tensors.all.push(TensorSpec::new(&linear.weight(), &[linear.out_features, linear.in_features]));
@@ -165,7 +165,7 @@ impl Arch {
             PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::PlainMlp { .. } | PartSpec::PerLayer => {}
         }
         if let Some(norm) = branch.post_norm {
-            tensors.add(&format!("{norm}.weight"), &[hidden]);
+            tensors.all.extend(self.norm_tensors(&format!("{}.{norm}", tensors.prefix)));
         }
     }
 
@@ -264,7 +264,7 @@ impl Arch {
             PartSpec::ShortConv(spec) => short_conv_linears(spec, self.hidden_size),
             PartSpec::Mamba(spec) => mamba_linears(spec, self.module_names.mamba, self.hidden_size),
             PartSpec::Mlp { intermediate_size, .. } => self.mlp_linears(*intermediate_size),
-            PartSpec::PlainMlp { intermediate_size } => self.plain_mlp_linears(*intermediate_size),
+            PartSpec::PlainMlp { intermediate_size, .. } => self.plain_mlp_linears(*intermediate_size),
             PartSpec::Experts => self.shared_expert_linears(),
             PartSpec::MlpAndExperts { intermediate_size } => {
                 let mut linears = self.mlp_linears(*intermediate_size);
@@ -285,7 +285,7 @@ impl Arch {
         let mut linears = match (attention.kv_from, self.fused) {
             _ if attention.latent.is_some() => self.latent_linears(attention),
             (Some(_), _) => vec![of("q_proj", query, hidden, self.qkv_bias)],
-            (None, true) => vec![of("qkv_proj", query + 2 * key, hidden, self.qkv_bias)],
+            (None, true) => vec![of(self.module_names.qkv_proj, query + 2 * key, hidden, self.qkv_bias)],
             (None, false) => vec![
                 of("q_proj", query, hidden, self.qkv_bias),
                 of("k_proj", key, hidden, self.qkv_bias),

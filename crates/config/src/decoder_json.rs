@@ -37,7 +37,9 @@ impl Source<'_> {
         if per_layer.is_some() && !family.model_type.starts_with("gemma4") {
             return Err(self.not_yet(format!("per_layer_config in {}", family.model_type)));
         }
-        for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
+        // GPT-2 has keys of its own, which matter in training alone.
+        let keys = ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"];
+        for key in keys.into_iter().filter(|_| family.model_type != "gpt2") {
             if self.number(key)?.unwrap_or(0.0) != 0.0 {
                 return Err(self.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));
             }
@@ -142,6 +144,8 @@ impl Source<'_> {
             norm_offset: 0.0,
             plain_final_norm: false,
             post_norm_eps: None,
+            layer_norms: false,
+            learned_positions: false,
             qk_norm: QkNorm::None,
             qk_norm_after_rope: false,
             blocks: vec![BlockSpec::new(attention, intermediate_size); num_hidden_layers],
@@ -153,6 +157,7 @@ impl Source<'_> {
             layer_scalar: false,
             ropes: vec![rope],
             attention_scale: (head_dim as f64).powf(-0.5),
+            scale_by_layer: false,
             query_scaling: None,
             attention_softcap: None,
             logit_softcap: None,
@@ -169,6 +174,7 @@ impl Source<'_> {
             o_bias: false,
             mlp_bias: false,
             max_position_embeddings,
+            dropout: None,
             initializer_range: self.positive("initializer_range", 0.02)?,
             bos_token_id: self.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id")?,

@@ -1,4 +1,5 @@
 //! What families call the modules of a block.
+use super::wrapped::Naming;
 
 /// Names of modules within a block, and of the norm behind the last one.
 #[derive(Debug, PartialEq, Eq)]
@@ -9,6 +10,8 @@ pub struct ModuleNames {
     pub final_norm: &'static str,
     /// Attention's module within a block, such as `self_attn`.
     pub attention: &'static str,
+    /// The one module that gives queries, keys and values, below attention, where they have one.
+    pub qkv_proj: &'static str,
     /// The output projection, below attention.
     pub o_proj: &'static str,
     /// Norm on queries, below attention.
@@ -23,6 +26,10 @@ pub struct ModuleNames {
     pub gate_up: Option<&'static str>,
     /// Its gate, up and down projections.
     pub projections: [&'static str; 3],
+    /// What files, Transformers and PEFT call all of it, where that differs from the engine in more than the embedding.
+    pub naming: Option<Naming>,
+    /// Whether files hold the matrices of blocks as `[in_features, out_features]` (Transformers' `Conv1D`).
+    pub transposed: bool,
 }
 
 impl ModuleNames {
@@ -31,6 +38,7 @@ impl ModuleNames {
         embedding: "embed_tokens",
         final_norm: "norm",
         attention: "self_attn",
+        qkv_proj: "qkv_proj",
         o_proj: "o_proj",
         q_norm: "q_norm",
         k_norm: "k_norm",
@@ -38,6 +46,8 @@ impl ModuleNames {
         mlp: "mlp",
         gate_up: None,
         projections: ["gate_proj", "up_proj", "down_proj"],
+        naming: None,
+        transposed: false,
     };
     /// Phi-3's names: one `gate_up_proj` gives gate and up.
     pub const PHI3: Self = Self { gate_up: Some("gate_up_proj"), ..Self::LLAMA };
@@ -46,6 +56,18 @@ impl ModuleNames {
         mlp: "shared_mlp",
         gate_up: Some("input_linear"),
         projections: ["", "", "output_linear"],
+        ..Self::LLAMA
+    };
+    /// GPT-2's names, which has `c_proj` in attention and in the MLP.
+    pub const GPT2: Self = Self {
+        embedding: "wte",
+        final_norm: "ln_f",
+        attention: "attn",
+        qkv_proj: "c_attn",
+        o_proj: "c_proj",
+        projections: ["", "c_fc", "c_proj"],
+        naming: Some(Naming::GPT2),
+        transposed: true,
         ..Self::LLAMA
     };
     /// Nemotron-H's: a block has one mixer of that name.

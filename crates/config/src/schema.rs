@@ -283,6 +283,9 @@ section! {
         /// `NEFTune`: in training, uniform noise of at most `alpha / sqrt(tokens x width)` is added to a sequence's embeddings
         /// (`null`: none).
         neftune_noise_alpha: Option<f64> = None, range Range::at_least(0.0);
+        /// Train without the dropout that `config.json` asks for in the base model, as TRL's key of this name does. Such a model is
+        /// refused otherwise: its dropout is not implemented. `tuning.lora.lora_dropout` is another matter.
+        disable_dropout: bool = false;
         /// Keep an exponential moving average of the trained weights with this decay; validation and the final weights use it
         /// (`null`: none).
         ema_decay: Option<f64> = None, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
@@ -432,6 +435,11 @@ section! {
         image_dir: Option<PathBuf> = None, aliases ["media_dir"];
         /// What happens to rows with an image that cannot be read.
         bad_images: BadImages = BadImages::Refuse;
+        /// Whether rows may name images by web address (`http`, `https`). They are fetched before the run, from public hosts only, into
+        /// `cache_dir`, where later runs and other ranks find them.
+        allow_image_urls: bool = false;
+        /// The most disk space that images of web addresses may take in `cache_dir`.
+        image_cache_size: Bytes = Bytes(50 << 30);
         /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of `{name, config,
         /// split, revision, weight, format}` for data sets on the hub. Without weights every row is used once.
         datasets: Vec<DatasetSpec> = Vec::new();

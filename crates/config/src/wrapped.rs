@@ -28,20 +28,25 @@ pub struct Naming {
     base: &'static str,
     /// Name of the embedding behind the base.
     embedding: &'static str,
+    /// Name of the list of blocks behind the base.
+    blocks: &'static str,
     /// Name of the head module.
     head: &'static str,
 }
 
 /// Names of Transformers before 4.52, which most checkpoints have on disk.
 const OLD: Naming = Naming { base: "language_model.model.", head: "language_model.lm_head", ..NEW };
-const NEW: Naming = Naming { base: "model.language_model.", embedding: "embed_tokens", head: "lm_head" };
+const NEW: Naming =
+    Naming { base: "model.language_model.", embedding: "embed_tokens", blocks: "layers", head: "lm_head" };
 /// Names since Transformers 4.52 in classes that call the decoder `text_model`.
 const TEXT: Naming = Naming { base: "model.text_model.", ..NEW };
 /// Nemotron-H's names on disk, and in Transformers 5.
-const BACKBONE: Naming = Naming { base: "backbone.", embedding: EMBEDDINGS, head: "lm_head" };
+const BACKBONE: Naming = Naming { base: "backbone.", embedding: EMBEDDINGS, ..NEW };
 const MODEL: Naming = Naming { base: "model.", ..BACKBONE };
 /// Nemotron-H's embedding.
 const EMBEDDINGS: &str = "embeddings";
+/// GPT-2's names without their first part, as in files of the class without a head.
+const BARE_GPT2: Naming = Naming { base: "", ..Naming::GPT2 };
 
 const LLAVA: Wrapper = Wrapper {
     model_type: "llava",
@@ -249,17 +254,6 @@ impl Wrapper {
         self.naming.stored(plain)
     }
 
-    /// A key of `rank_pattern` or `alpha_pattern` with its `model.` prefix, anchored or not, replaced by the multimodal class's prefix.
-    pub fn pattern(&self, key: &str) -> String {
-        let (anchor, rest) = key.strip_prefix('^').map_or(("", key), |rest| ("^", rest));
-        let base = self.naming.base;
-        match (rest.strip_prefix("model."), rest.strip_prefix(r"model\.")) {
-            (Some(rest), _) => format!("{anchor}{base}{rest}"),
-            (None, Some(rest)) => format!("{anchor}{}{rest}", base.replace('.', r"\.")),
-            (None, None) => key.to_owned(),
-        }
-    }
-
     /// Names under which a user's pattern may match a module: as in Transformers 5, then as before 4.52.
     pub fn aliases(&self, plain: &str) -> [String; 2] {
         [self.naming.stored(plain), OLD.stored(plain)]
@@ -267,28 +261,56 @@ impl Wrapper {
 }
 
 impl Naming {
+    /// GPT-2's names on disk, and in Transformers and PEFT.
+    pub const GPT2: Self = Self { base: "transformer.", embedding: "wte", blocks: "h", head: "lm_head" };
+
     /// The naming of a checkpoint's tensors; `None` for a plain language model. `has` says whether the checkpoint holds a tensor.
     pub fn find(has: &dyn Fn(&str) -> bool) -> Option<Self> {
         let has_embedding = |naming: &Self| has(&format!("{}{}.weight", naming.base, naming.embedding));
-        let found = [OLD, NEW, TEXT, BACKBONE, MODEL].into_iter().find(has_embedding)?;
+        let found = [OLD, NEW, TEXT, BACKBONE, MODEL, Self::GPT2, BARE_GPT2].into_iter().find(has_embedding)?;
         // Either head may stand beside either base.
         let other = [OLD.head, NEW.head].into_iter().find(|head| has(&format!("{head}.weight")));
         Some(Self { head: other.unwrap_or(found.head), ..found })
     }
 
-    /// Whether a checkpoint is of a family whose files name its tensors otherwise than the engine: Nemotron-H's.
+    /// A key of `rank_pattern` or `alpha_pattern` whose beginning is a name of the engine's, anchored or not, with the stored name there.
+    pub fn pattern(self, key: &str) -> String {
+        let (anchor, rest) = key.strip_prefix('^').map_or(("", key), |rest| ("^", rest));
+        let blocks =
+            |rest: &str| rest.strip_prefix("layers").map_or(rest.to_owned(), |rest| format!("{}{rest}", self.blocks));
+        match (rest.strip_prefix("model."), rest.strip_prefix(r"model\.")) {
+            (Some(rest), _) => format!("{anchor}{}{}", self.base, blocks(rest)),
+            (None, Some(rest)) => format!("{anchor}{}{}", self.base.replace('.', r"\."), blocks(rest)),
+            (None, None) => key.to_owned(),
+        }
+    }
+
+    /// Whether a checkpoint is of a family whose files name its tensors otherwise than the engine: Nemotron-H's, GPT-2's.
     pub fn is_own(has: &dyn Fn(&str) -> bool) -> bool {
-        [BACKBONE, MODEL].iter().any(|naming| has(&format!("{}{EMBEDDINGS}.weight", naming.base)))
+        let has_embedding = |naming: &Self| has(&format!("{}{}.weight", naming.base, naming.embedding));
+        [BACKBONE, MODEL, Self::GPT2, BARE_GPT2].iter().any(has_embedding)
+    }
+
+    /// The names under which such a checkpoint is written again.
+    #[must_use]
+    pub fn written(self) -> Self {
+        if self.base.is_empty() { Self { base: Self::GPT2.base, ..self } } else { self }
     }
 
     /// The name of a tensor or module in a plain language model; `None` for what is not part of the decoder, such as the vision tower.
     pub fn plain(self, stored: &str) -> Option<String> {
-        let inner = stored.strip_prefix(self.base).map(|rest| match rest.strip_prefix(self.embedding) {
-            Some(rest) => format!("model.embed_tokens{rest}"),
-            None => format!("model.{rest}"),
+        let inner = stored.strip_prefix(self.base).map(|rest| {
+            let in_blocks = rest.strip_prefix(self.blocks).filter(|rest| rest.is_empty() || rest.starts_with('.'));
+            match (rest.strip_prefix(self.embedding), in_blocks) {
+                (Some(rest), _) => format!("model.embed_tokens{rest}"),
+                (None, Some(rest)) => format!("model.layers{rest}"),
+                (None, None) => format!("model.{rest}"),
+            }
         });
-        let head = || stored.strip_prefix(self.head).map(|rest| format!("lm_head{rest}"));
-        inner.or_else(head).filter(|name| is_decoders(name))
+        let head = stored.strip_prefix(self.head).map(|rest| format!("lm_head{rest}"));
+        // A classification head has one name everywhere.
+        let score = stored.starts_with("score.").then(|| stored.to_owned());
+        inner.into_iter().chain(head).chain(score).find(|name| is_decoders(name))
     }
 
     /// The stored name of a plain one: the inverse of [`Naming::plain`]. Encoder and connector have one name in both.
@@ -297,9 +319,10 @@ impl Naming {
             return plain.to_owned();
         }
         match (plain.strip_prefix("model."), plain.strip_prefix("lm_head")) {
-            (Some(rest), _) => match rest.strip_prefix("embed_tokens") {
-                Some(rest) => format!("{}{}{rest}", self.base, self.embedding),
-                None => format!("{}{rest}", self.base),
+            (Some(rest), _) => match (rest.strip_prefix("embed_tokens"), rest.strip_prefix("layers")) {
+                (Some(rest), _) => format!("{}{}{rest}", self.base, self.embedding),
+                (None, Some(rest)) => format!("{}{}{rest}", self.base, self.blocks),
+                (None, None) => format!("{}{rest}", self.base),
             },
             (None, Some(rest)) => format!("{}{rest}", self.head),
             (None, None) => plain.to_owned(),
@@ -326,6 +349,8 @@ pub fn is_decoders(plain: &str) -> bool {
         "model.norm",
         "model.embedding_norm",
         "model.norm_f",
+        "model.wpe",
+        "model.ln_f",
         "model.rotary_emb",
         "lm_head",
         "score",
@@ -335,5 +360,8 @@ pub fn is_decoders(plain: &str) -> bool {
 
 /// The name of a tensor or module in a plain language model, from any of the namings; other names stay as they are.
 pub fn plain_name(name: &str) -> String {
-    [OLD, NEW, TEXT, MODEL].into_iter().find_map(|naming| naming.plain(name)).unwrap_or_else(|| name.to_owned())
+    [OLD, NEW, TEXT, MODEL, Naming::GPT2]
+        .into_iter()
+        .find_map(|naming| naming.plain(name))
+        .unwrap_or_else(|| name.to_owned())
 }

@@ -5,6 +5,7 @@
 //!   -> template + mask (text, and the parts that carry a loss) -> encode (ids, labels) -> tokens (on disk)
 //! load: all sets -> dedupe -> split -> contamination -> mix; only row numbers are in memory
 //!   -> pack, sampler -> batch (read from disk; images are read when a batch needs them)
+//! fetch_pass, web_images: images that rows name by web address, fetched before rows are tokenized
 //! documents: text, Markdown, HTML and DOCX files -> rows, for `tunesmith ingest`
 //! ```
 //!
@@ -26,6 +27,7 @@ pub mod documents;
 pub mod encode;
 mod encoded;
 mod fast_bpe;
+mod fetch_pass;
 mod fields;
 mod growth;
 mod inputs;
@@ -71,11 +73,14 @@ mod thread_time;
 mod tojson;
 mod tokenizer;
 mod tokens;
+mod web_address;
+mod web_images;
 mod whitespace;
 
 pub use answer_report::AnswerReport;
 pub use batch::{Batch, Example, IGNORE};
 pub use dataset::Dataset;
+pub use fetch_pass::WebCounts;
 pub use inputs::named as named_inputs;
 pub use load::load;
 pub use model_files::MAX_FILE_BYTES as MAX_TOKENIZER;
@@ -91,3 +96,4 @@ pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
 pub use tokenizer::{Tokenizer, add_new_tokens, new_token_ids, with_tokens};
+pub use web_address::Came;

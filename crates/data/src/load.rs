@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::dataset::{Dataset, ValidationCache, data_seed};
 use super::encode::{EncodeOptions, Encoder, Outcome};
+use super::fetch_pass::{self, WebCounts};
 use super::inputs::{Input, Inputs};
 use super::parsed_row::Parsed;
 use super::pictures::Pictures;
@@ -215,10 +216,20 @@ impl Loader<'_> {
             self.config.data.use_cache.then(|| self.cache_dir.as_ref().map(|dir| tokens::path(dir, &key))).flatten();
         let found = kept.as_ref().and_then(|path| TokenSet::open(path, &key));
         if let Some(found) = found.filter(|(set, _)| !self.lacks_pictures(set)) {
-            return Ok(found);
+            let (set, counts) = found;
+            return Ok((set, Counts { web: counts.web.of_cache(), ..counts }));
         }
         self.missed.set(true);
-        self.encode(set, input, self.writer(kept.as_deref(), &key)?)
+        let skips = self.encoder.options.skips_bad_images;
+        let web = match &self.encoder.pictures {
+            Some(pictures) if self.config.data.allow_image_urls => {
+                fetch_pass::fetch(&self.walker, set, input, &**pictures, skips)?
+            }
+            _ => WebCounts::default(),
+        };
+        // The next run asks again for what may be there then.
+        let kept = kept.filter(|_| web.passing == 0);
+        self.encode(set, input, self.writer(kept.as_deref(), &key)?, web)
     }
 
     /// Whether pictures that rows contain are no longer where they were written.
@@ -287,6 +298,14 @@ impl Loader<'_> {
             ))
             .hint("raise model.max_seq_len"));
         }
+        if counts.bad_images.rows > 0 {
+            let why = counts.web.failures.first().map_or_else(String::new, |first| format!(" ({first})"));
+            return Err(Error::data(format!(
+                "{all}: {} with an image that cannot be read{why}, {} without labels",
+                counts.bad_images.rows, counts.unlabeled,
+            ))
+            .hint("data.bad_images: refuse names the first such image"));
+        }
         let forms = forms(inputs);
         let hint = match &self.encoder.template {
             Some(template) if !forms.iter().all(|form| form.is_plain()) => {
@@ -299,12 +318,14 @@ impl Loader<'_> {
     }
 
     /// Reads and tokenizes the rows of an input, with their labels.
-    fn encode(&self, set: &str, input: &Input, mut writer: TokenWriter) -> Result<(TokenSet, Counts)> {
-        let mut counts = Counts::default();
+    fn encode(&self, set: &str, input: &Input, mut writer: TokenWriter, web: WebCounts) -> Result<(TokenSet, Counts)> {
+        let mut counts = Counts { web, ..Counts::default() };
         let encoder = &self.encoder;
         let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
-            let Parsed { row, weight, unread } = row.parse_noting(forms)?;
+            let Parsed { row, weight, mut unread, link } = row.parse_noting(forms)?;
+            // A model that sees images may have been meant to see what is there.
+            unread.extend(link.filter(|_| encoder.pictures.is_some()));
             let captions = matches!(row, Row::Caption { .. });
             let (outcome, mut notes) = encoder.encode(row).map_err(|error| error.context(&place))?;
             notes.unwritten.extend(unread);

@@ -58,7 +58,9 @@ impl Conversation {
         let mut row = Map::from_iter([("messages".to_owned(), Value::Array(messages))]);
         row.extend(tools.map(|tools| ("tools".to_owned(), tools)));
         row.extend((!template_kwargs.is_empty()).then(|| (KWARGS.to_owned(), template_kwargs.into())));
-        row.extend((!images.is_empty()).then(|| ("images".to_owned(), images.into())));
+        row.extend(
+            (!images.is_empty()).then(|| ("images".to_owned(), images.into_iter().map(row_images::written).collect())),
+        );
         row.into()
     }
 }

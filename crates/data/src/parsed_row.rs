@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 use super::fields::loss_weight;
 use super::json_type::is_other_bytes;
 use super::row::{Form, Row};
+use super::web_address::is_link;
 use tunesmith_base::error::Result;
 
 /// A row and its fields beside the text.
@@ -15,6 +16,8 @@ pub struct Parsed {
     pub weight: f32,
     /// Phrases for fields that nothing reads and that have text of several words, a list or an object.
     pub unread: Vec<String>,
+    /// Such a phrase for the web address beside a plain text, which may be an image's.
+    pub link: Option<String>,
 }
 
 impl Parsed {
@@ -36,7 +39,9 @@ impl Parsed {
             _ => false,
         };
         let unread = left.iter().filter(|(_, value)| says(value)).map(|(name, _)| format!("the field {name:?}"));
-        Ok(Self { unread: unread.collect(), row, weight })
+        let link = left.get("url").and_then(Value::as_str).filter(|link| is_link(link));
+        let link = link.filter(|_| matches!(row, Row::Text(_)) && !text_alone);
+        Ok(Self { unread: unread.collect(), row, weight, link: link.map(|_| "the field \"url\"".to_owned()) })
     }
 }
 

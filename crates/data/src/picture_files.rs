@@ -12,12 +12,15 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use super::archive::{self, Archives};
 use super::inputs::Inputs;
 use super::pictures::{AMONG_OTHERS, PictureLook, PictureRows, Pictures, WorldRows, bad_image, split_world};
-use super::row::{Form, PROBE_ROWS};
+use super::row::PROBE_ROWS;
+use super::row_images::{NO_IMAGE, OR_FILE};
 use super::source::{self, Place};
+use super::web_address::{Came, is_link, shown};
+use super::web_images::WebImages;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files::{self, atomic};
-use tunesmith_config::Config;
 use tunesmith_config::vision::{ChatImages, VisionArch};
+use tunesmith_config::{Bytes, Config};
 use tunesmith_vision::{Layout, MAX_BYTES, Picture, Pixels, Processor};
 
 /// Behind the hash of a picture for a second encoder.
@@ -38,14 +41,16 @@ fn split(name: &str) -> (&str, bool) {
 pub fn first_picture(config: &Config) -> Result<Option<Place>> {
     let inputs = Inputs::of(config)?;
     let mut first = None;
-    for path in inputs.files() {
-        source::read(path, Some(Form::Text), Some(PROBE_ROWS), &Cell::new(0), &mut |row, _| {
-            let place = row.place.clone();
-            if first.is_none() && row.shows_picture() {
-                first = Some(place);
-            }
-            Ok(())
-        })?;
+    for input in inputs.train.iter().chain(&inputs.validation).chain(&inputs.test) {
+        for path in &input.paths {
+            source::read(path, input.format, Some(PROBE_ROWS), &Cell::new(0), &mut |row, forms| {
+                let place = row.place.clone();
+                if first.is_none() && row.shows_picture(forms) {
+                    first = Some(place);
+                }
+                Ok(())
+            })?;
+        }
     }
     Ok(first)
 }
@@ -57,7 +62,7 @@ pub fn first_pictures(config: &Config) -> Vec<Vec<String>> {
     for (path, format) in inputs.train.iter().flat_map(|input| input.paths.iter().map(|path| (path, input.format))) {
         // What was read before an error counts.
         let _ = source::read(path, format, Some(PROBE_ROWS), &Cell::new(0), &mut |row, forms| {
-            if row.clone().shows_picture()
+            if row.clone().shows_picture(forms)
                 && let Ok(row) = row.parse(forms)
             {
                 rows.push(row.into_images());
@@ -78,8 +83,10 @@ pub struct PictureFiles {
     /// The folder, without links; or an archive, or a folder in one.
     folder: PathBuf,
     archives: Archives,
-    /// Where pictures go that rows contain.
+    /// Where pictures go that rows contain, or name by web address.
     kept: PathBuf,
+    /// Fetches those of web addresses; `None` if rows may not name such.
+    web: Option<WebImages>,
     /// Whether pictures are decoded when rows are read.
     decodes: bool,
 }
@@ -99,13 +106,41 @@ impl PictureFiles {
         let archives = Archives::default();
         // Whole, since relative names are those of `folder`.
         let kept = std::path::absolute(cache).map_err(|error| Error::io("open", cache, &error))?.join("pictures");
-        Ok(Self { processor, world: None, vision, folder, archives, kept, decodes })
+        Ok(Self { processor, world: None, vision, folder, archives, kept, web: None, decodes })
     }
 
     /// With pictures for a second encoder.
     #[must_use]
     pub fn with_world(self, processor: Processor) -> Self {
         Self { world: Some(processor), ..self }
+    }
+
+    /// With pictures of web addresses, of which at most so many bytes are kept on the disk.
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: this build fetches nothing.
+    pub fn with_web(self, most: Bytes) -> Result<Self> {
+        Ok(Self { web: Some(WebImages::new(&self.kept, most, self.decodes)?), ..self })
+    }
+
+    /// The web address of a name that [`Pictures::keep`] takes, if the picture is to be fetched; else the name of its file.
+    fn source<'a>(&self, name: &'a str) -> (Option<&'a str>, &'a str) {
+        match name.split_once(OR_FILE) {
+            Some((link, file)) => ((self.web.is_some() && self.read(file).is_err()).then_some(link), file),
+            None => (is_link(name).then_some(name), name),
+        }
+    }
+
+    /// Fetches the picture of a web address.
+    fn web_image(&self, link: &str, reads: bool) -> Result<(PathBuf, Came)> {
+        let web = self.web.as_ref().ok_or_else(|| {
+            Error::data(format!("the image is a web address ({})", shown(link))).hint(
+                "set data.allow_image_urls: true to fetch such images before the run, or download them and name the files",
+            )
+        })?;
+        web.fetch(link, reads, &|bytes| {
+            if self.decodes { Picture::decode(bytes).map(drop) } else { Picture::size(bytes).map(drop) }
+        })
     }
 
     /// What prepares the picture of this name.
@@ -117,6 +152,12 @@ impl PictureFiles {
     fn read(&self, file: &str) -> Result<Vec<u8>> {
         let (file, _) = split(file);
         let path = Path::new(file);
+        if let Some(link) = self.web.as_ref().filter(|_| file.contains(OR_FILE) || is_link(file)) {
+            // A name before [`Pictures::keep`], of which a plan wants to know the size.
+            let fetched = self.source(file).0.and_then(|address| link.cached(address));
+            let fetched = fetched.ok_or_else(|| Error::data("it was not fetched yet"))?;
+            return files::read_own(&fetched, MAX_BYTES).map_err(|error| Error::io("read", &fetched, &error));
+        }
         let whole = self.folder.join(path);
         let failed = |error: std::io::Error| Error::io("read", &whole, &error).with_kind(Kind::Data);
         let member = archive::split(&whole);
@@ -139,9 +180,8 @@ impl PictureFiles {
         // What rows contain is named by its hash.
         let name = whole.strip_prefix(&self.kept);
         if name.is_ok_and(|name| name != Path::new(blake3::hash(&bytes).to_hex().as_str())) {
-            return Err(
-                Error::data("the copy in the cache is not what the rows contain").hint("remove it: the rows have it")
-            );
+            return Err(Error::data("the copy in the cache is not what the rows contain")
+                .hint("remove it: the rows have it, or its address"));
         }
         Ok(bytes)
     }
@@ -187,6 +227,10 @@ impl PictureFiles {
 
 impl Pictures for PictureFiles {
     fn keep(&self, name: String) -> Result<String> {
+        let name = match self.source(&name) {
+            (Some(link), _) => return Ok(self.web_image(link, false)?.0.display().to_string()),
+            (None, file) => file.to_owned(),
+        };
         let Some(data) = name.strip_prefix("data:") else {
             // These stand behind names for their meaning here, or make several lines of a message.
             if name.contains(char::is_control) {
@@ -197,6 +241,10 @@ impl Pictures for PictureFiles {
             }
             return Ok(name);
         };
+        if name == NO_IMAGE {
+            let found = "no image in the row's bytes, expected a JPEG, PNG, WebP, GIF, BMP or TIFF file";
+            return Err(bad_image("in the row", Error::data(found)));
+        }
         let coded = data.split_once(";base64,").map(|(_, coded)| coded);
         let bytes = coded.and_then(base64).ok_or_else(|| {
             bad_image("in the row", Error::data("expected data:image/png;base64,…, and base64 behind the comma"))
@@ -207,6 +255,14 @@ impl Pictures for PictureFiles {
             atomic::write(&path, &bytes).map_err(|error| Error::io("write", &path, &error))?;
         }
         Ok(path.display().to_string())
+    }
+
+    fn is_remote(&self, name: &str) -> bool {
+        name.contains(OR_FILE) || is_link(name)
+    }
+
+    fn fetch(&self, name: &str) -> Result<Option<Came>> {
+        self.source(name).0.map(|link| self.web_image(link, true).map(|(_, came)| came)).transpose()
     }
 
     fn is_lost(&self, name: &str) -> bool {
@@ -259,7 +315,8 @@ impl Pictures for PictureFiles {
         let (processor, folder, side) = (&self.processor, self.folder.display(), connector.side());
         let lines = any_res.as_ref().map_or_else(String::new, |any_res| format!(" {any_res:?}"));
         let world = self.world().map_or_else(String::new, |world| format!(" {world:?}"));
-        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}{lines}{world}", self.decodes)
+        let web = if self.web.is_some() { " web" } else { "" };
+        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}{lines}{world}{web}", self.decodes)
     }
 }
 

@@ -11,6 +11,7 @@ use super::batch::{Example, IGNORE};
 use super::messages::Conversation;
 use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::Tokenizer;
+use super::web_address::Came;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::vision::{ChatForm, ChatImages};
@@ -19,11 +20,24 @@ use tunesmith_vision::Pixels;
 /// Reads the pictures that rows name. Many threads use one.
 pub trait Pictures: Debug + Send + Sync {
     /// The name under which a picture can be read as long as the run's rows are kept. What a `data:` URI holds is written to a
-    /// file.
+    /// file, and what is at a web address is fetched.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: no base64; [`tunesmith_base::Kind::Io`]: the file cannot be written.
+    /// [`tunesmith_base::Kind::Data`]: no base64; [`tunesmith_base::Kind::Io`]: the file cannot be written; those of [`Self::fetch`].
     fn keep(&self, name: String) -> Result<String>;
+
+    /// Whether [`Self::keep`] would fetch a picture of this name from the web.
+    fn is_remote(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// Fetches it ahead of [`Self::keep`]; `None` if the name is that of a file.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`] or [`tunesmith_base::Kind::Io`], with its address: it cannot be fetched.
+    fn fetch(&self, _name: &str) -> Result<Option<Came>> {
+        Ok(None)
+    }
 
     /// Whether this is the name of a picture that [`Self::keep`] has written, and whose file is gone.
     fn is_lost(&self, _name: &str) -> bool {

@@ -8,6 +8,7 @@ use super::classification_rows::ClassifierInput;
 use super::inputs::{Input, Inputs};
 use super::messages::Conversation;
 use super::row::{Row, content_text};
+use super::web_address::is_link;
 use super::{ChatTemplate, source};
 
 /// The text that a chat template writes before and after a user's message.
@@ -96,7 +97,10 @@ pub struct Question {
 /// tokenized row.
 pub fn first(inputs: &Inputs) -> Option<Question> {
     let own = inputs.validation.iter().chain(&inputs.test).chain(&inputs.train);
-    own.take(1).find_map(of_input)
+    let mut found = own.take(1).find_map(of_input)?;
+    // A command shows files, and an address may hold a secret.
+    found.images.retain(|image| !is_link(image));
+    Some(found)
 }
 
 fn of_input(input: &Input) -> Option<Question> {

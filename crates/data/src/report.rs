@@ -1,6 +1,7 @@
 //! The data report: how many rows were used, cut or left out, and where the first of them are.
 use std::collections::BTreeMap;
 
+use super::fetch_pass::WebCounts;
 use serde::{Deserialize, Serialize};
 use tunesmith_base::words::count;
 
@@ -151,6 +152,9 @@ pub struct Counts {
     /// Rows left out because a picture of theirs cannot be read (`data.bad_images: skip`).
     #[serde(default)]
     pub bad_images: NamedRows,
+    /// Images that rows name by web address (`data.allow_image_urls`).
+    #[serde(default)]
+    pub web: WebCounts,
 }
 
 /// Notes about one row for the data report.
@@ -223,6 +227,7 @@ impl Counts {
         }
         self.kept_tokens.merge(&other.kept_tokens);
         self.bad_images.merge(&other.bad_images);
+        self.web.merge(&other.web);
     }
 
     /// Rows left out for their own length or labels, not as duplicates or contaminated.
@@ -260,6 +265,9 @@ impl Counts {
                 count(self.rows, "row"),
                 self.unlabeled_places.join(", ")
             ));
+        }
+        if let Some(first) = self.web.failures.first() {
+            warnings.push(format!("{set}: {} cannot be fetched (first: {first})", count(self.web.failed, "image")));
         }
         warnings.extend(self.bad_images.warning(set, "left out, with an image that cannot be read"));
         warnings.extend(self.duplicates.warning(set, "left out, duplicating an earlier one"));

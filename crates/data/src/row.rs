@@ -90,7 +90,7 @@ fn parse_labeled(row: &mut Map<String, Value>) -> Result<Row> {
 
 impl Form {
     /// Whether a row has the fields of this form.
-    fn fits(self, row: &Map<String, Value>) -> bool {
+    pub(super) fn fits(self, row: &Map<String, Value>) -> bool {
         (self.shape().fits)(row)
     }
 
@@ -101,8 +101,27 @@ impl Form {
 
     /// The form that `data.format: auto` detects; `None` if no form fits.
     pub fn detect(row: &Map<String, Value>) -> Option<Self> {
-        Self::ALL.iter().copied().find(|form| form.fits(row))
+        let is_page = |form: Self| form == Self::Captions && captions::is_linked(row) && !captions::is_of_image(row);
+        Self::ALL.iter().copied().find(|&form| form.fits(row) && !is_page(form))
     }
+}
+
+/// The forms of a file with these first rows. Its rows `{url, text}` are all captions or all texts, as most of these are.
+pub(super) fn forms_of<'a>(rows: impl Iterator<Item = &'a Map<String, Value>>) -> Vec<Form> {
+    let (mut forms, mut linked) = (Vec::new(), [0, 0]);
+    for row in rows {
+        let form = Form::detect(row);
+        if captions::is_linked(row) && matches!(form, Some(Form::Captions | Form::Text)) {
+            linked[usize::from(form == Some(Form::Captions))] += 1;
+        } else {
+            forms.extend(form);
+        }
+    }
+    let [texts, captions] = linked;
+    forms.extend((texts + captions > 0).then_some(if captions >= texts { Form::Captions } else { Form::Text }));
+    forms.sort_unstable();
+    forms.dedup();
+    forms
 }
 
 impl fmt::Display for Form {
@@ -211,6 +230,14 @@ impl Row {
 
     fn of(row: &mut Map<String, Value>, forms: &[Form]) -> Result<Self> {
         let form = if forms.len() == 1 { forms[0] } else { Form::detect(row).unwrap_or(forms[0]) };
+        // What most of the file's rows `{url, text}` are, this one is ([`forms_of`]).
+        let form =
+            match form {
+                Form::Captions | Form::Text if !forms.contains(&form) && captions::is_linked(row) => {
+                    if form == Form::Text { Form::Captions } else { Form::Text }
+                }
+                form => form,
+            };
         if !forms.contains(&form) || !form.fits(row) {
             if has(row, "chosen") && has(row, "rejected") {
                 return Err(preference(row));
@@ -228,7 +255,7 @@ impl Row {
         (form.shape().parse)(row)
     }
 
-    /// What names the pictures that it shows.
+    /// What names the pictures that it shows, as [`super::Pictures::keep`] takes it.
     pub(super) fn into_images(self) -> Vec<String> {
         match self {
             Self::Chat(conversation) => conversation.images,
@@ -244,7 +271,9 @@ impl Row {
             Self::Completion { prompt, completion } => json!({ "prompt": prompt, "completion": completion }),
             Self::Text(text) => json!({ "text": text }),
             Self::Tokens { input_ids, labels } => json!({ "input_ids": input_ids, "labels": labels }),
-            Self::Caption { image, captions } => json!({ "image": image, "caption": captions }),
+            Self::Caption { image, captions } => {
+                json!({ "image": row_images::written(image), "caption": captions })
+            }
             Self::Labeled { input, label } => {
                 let mut row = input.into_json();
                 row["label"] = label.into();

@@ -6,12 +6,19 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::json_type::json_type;
+use super::json_type::{is_other_bytes, json_type};
+use super::web_address::is_link;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 
 /// What stands for a picture in texts of LLaVA and LLaMA-Factory.
 const PLACE: &str = "<image>";
+/// Columns that name images, of a row with a conversation.
+const COLUMNS: [&str; 4] = ["images", "image", "image_url", "image_urls"];
+/// The name of an image whose bytes are none.
+pub(super) const NO_IMAGE: &str = "data:no image";
+/// Between the web address of an image and the name that its file may have in the folder of images.
+pub(super) const OR_FILE: char = '\u{2}';
 const OTHER_MEDIA: [&str; 4] = ["video", "videos", "audio", "audios"];
 
 /// Takes the pictures of a conversation, in the order in which its messages show them.
@@ -22,7 +29,7 @@ pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Resu
     refuse_other_media(row)?;
     name_regions(messages, row)?;
     let mut columns = Vec::new();
-    for field in ["images", "image"] {
+    for field in COLUMNS {
         match row.get_mut(field).map(Value::take).unwrap_or_default() {
             Value::Null => {}
             Value::Array(list) => {
@@ -63,7 +70,7 @@ pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Resu
                 count(places, "place")
             ),
         })
-        .hint("each image of the columns images or image takes one place; without any, they stand before the first question"));
+        .hint("each image of the columns images, image or image_url takes one place; without any, they stand before the first question"));
     }
     let mut columns = columns.into_iter();
     Ok(shown.into_iter().filter_map(|named| named.or_else(|| columns.next())).collect())
@@ -79,7 +86,7 @@ const DEPTH: &str = " <depth>";
 /// # Errors
 /// More regions than `bbox` has boxes.
 fn name_regions(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<()> {
-    let named = ["images", "image"].iter().any(|field| row.get(*field).is_some_and(is_there));
+    let named = COLUMNS.iter().any(|field| row.get(*field).is_some_and(is_there));
     let has_region = |message: &Value| message["content"].as_str().is_some_and(|text| text.contains(REGION));
     if named || !row.get("filename").is_some_and(is_there) || !messages.iter().any(has_region) {
         return Ok(());
@@ -144,7 +151,7 @@ pub(super) fn shown_in(row: &Map<String, Value>) -> Option<&'static str> {
     let is_picture = |part: &Value| part["type"].as_str().is_some_and(|kind| kind.contains("image"));
     let in_message = |message: &Value| message["content"].as_array().is_some_and(|parts| parts.iter().any(is_picture));
     let in_turns = |value: &Value| value.as_array().is_some_and(|turns| turns.iter().any(in_message));
-    let names = ["images", "image"].into_iter().find(|field| row.get(*field).is_some_and(is_there));
+    let names = COLUMNS.into_iter().find(|field| row.get(*field).is_some_and(is_there));
     names.or_else(|| {
         ["messages", "prompt", "conversations", "completion"]
             .into_iter()
@@ -238,10 +245,26 @@ fn is_data(value: &Value) -> bool {
     value.as_str().is_some_and(|text| text.starts_with("data:"))
 }
 
-/// What names a picture: a file, or a `data:` URI.
+/// The address that a picture of `image_link` has, and the name that its file may have: `path`, or the end of the address.
+fn linked(fields: &Map<String, Value>) -> Option<String> {
+    let link = fields.get("image_link")?.as_str().filter(|link| !link.is_empty() && !link.contains(OR_FILE))?;
+    let path = fields.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
+    let name = path.unwrap_or_else(|| link.rsplit('/').next().unwrap_or_default());
+    Some(if is_link(link) { format!("{link}{OR_FILE}{name}") } else { name.to_owned() })
+}
+
+/// A picture's name as [`reference`] reads it again.
+pub(super) fn written(name: String) -> Value {
+    match name.split_once(OR_FILE) {
+        Some((link, path)) => json!({ "image_link": link, "path": path }),
+        None => name.into(),
+    }
+}
+
+/// What names a picture: a file, a web address, or a `data:` URI.
 ///
 /// # Errors
-/// The value names none, or an address of the web.
+/// The value names none.
 pub(super) fn reference(value: Value) -> Result<String> {
     const NAMES: [&str; 6] = ["path", "image", "url", "image_url", "base64", "data"];
     let wrong = |value: &Value| {
@@ -249,10 +272,6 @@ pub(super) fn reference(value: Value) -> Result<String> {
             .hint("image: cats/1.jpg, {path: cats/1.jpg}, or {base64: …}")
     };
     match value {
-        Value::String(name) if name.starts_with("http://") || name.starts_with("https://") => {
-            Err(Error::data(format!("the image is a web address ({name})"))
-                .hint("download it, and name the file: training reads no images from the web"))
-        }
         Value::String(name) if name.is_empty() => Err(wrong(&Value::Null)),
         Value::String(text) if is_base64(&text) => Err(Error::data(format!(
             "the image is a text of {} in base64, expected the name of a file",
@@ -260,10 +279,19 @@ pub(super) fn reference(value: Value) -> Result<String> {
         ))
         .hint("write {base64: …}, or data:image/png;base64,…")),
         Value::String(name) => Ok(name.strip_prefix("file://").map_or_else(|| name.clone(), str::to_owned)),
+        value if is_other_bytes(&value) => Ok(NO_IMAGE.to_owned()),
         Value::Object(mut fields) => {
             // A column of pictures as `datasets` stores it: the path beside the bytes only says what the file was called.
             if let Some(Value::String(bytes)) = fields.get_mut("bytes").filter(|bytes| is_data(bytes)) {
                 return Ok(std::mem::take(bytes));
+            }
+            // Bytes that are no image: what is called as they were is another file.
+            let is_other = |bytes: &Value| bytes.as_str().is_some_and(|text| !text.is_empty()) || is_other_bytes(bytes);
+            if fields.get("bytes").is_some_and(is_other) {
+                return Ok(NO_IMAGE.to_owned());
+            }
+            if let Some(name) = linked(&fields) {
+                return Ok(name);
             }
             let named = |field: &&str| fields.get(*field).is_some_and(|value| !value.is_null());
             let named: Vec<&str> = NAMES.iter().copied().filter(named).collect();
@@ -306,6 +334,10 @@ mod tests {
             (json!({"type": "image", "path": "a.png", "bytes": null}), "a.png"),
             (json!({"type": "image", "url": "file:///a.png"}), "/a.png"),
             (json!({"type": "image", "base64": "AAAA"}), "data:;base64,AAAA"),
+            (json!({"type": "image", "image": {"bytes": "no image", "path": "a.png"}}), NO_IMAGE),
+            (json!({"type": "image", "image": {"bytes": "", "path": "a.png"}}), "a.png"),
+            (json!({"type": "image", "url": "https://a.org/b.png"}), "https://a.org/b.png"),
+            (json!({"type": "image_url", "image_url": {"url": "http://a.org/b"}}), "http://a.org/b"),
             (json!({"type": "image", "image": {"bytes": "data:;base64,AA", "path": "a.png"}}), "data:;base64,AA"),
             (
                 json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}),
@@ -326,6 +358,9 @@ mod tests {
         assert_eq!(read(llava).unwrap(), (json!([image, text("\nwhat?")]), vec!["a.png".to_owned()]));
         let asked = json!({"image": "a.png", "question": "what?", "answer": "a cat"});
         assert_eq!(read(asked).unwrap(), (json!([image, text("what?")]), vec!["a.png".to_owned()]));
+        let linked = json!({"image_url": "https://a.org/b", "question": "what?", "answer": "a cat"});
+        assert!(shows(&linked));
+        assert_eq!(read(linked).unwrap(), (json!([image, text("what?")]), vec!["https://a.org/b".to_owned()]));
         // Without a picture, the text stays as it is.
         assert_eq!(read(user(json!("write <image>"))).unwrap(), (json!("write <image>"), Vec::new()));
     }
@@ -371,7 +406,6 @@ mod tests {
     #[test]
     fn what_names_no_picture_is_refused() {
         for (image, part) in [
-            (json!("https://example.org/a.png"), "web address"),
             (json!(3), "is a number"),
             (json!({"bytes": 3}), "is an object"),
             (json!(["a.png", ""]), "expected the name of a file"),

@@ -73,14 +73,17 @@ impl FolderSettings<'_> {
             None => dtype(&spec.name).unwrap_or(Dtype::F32),
         };
         let tensors = merged.arch.tensors();
-        let stacked =
+        let mut stacked =
             merged.weights.stacking().again(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
-        if let (Some(_), false) = (self.requantization, stacked.is_empty()) {
+        let keeps = self.keeps_makers(merged);
+        // Codes are never transposed.
+        let coded = |name: &str| self.quantized(name).is_some() || keeps && merged.weights.layout(name).is_some();
+        stacked.retain(|it| !(it.is_transposed() && coded(&it.name)));
+        if self.requantization.is_some() && stacked.iter().any(|it| !it.is_transposed()) {
             return Err(Error::config("not yet: experts that the base holds stacked, in bitsandbytes' formats")
                 .hint("leave out --requantize: experts in MXFP4 stay so"));
         }
         let parts: BTreeSet<&String> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).collect();
-        let keeps = self.keeps_makers(merged);
         let mut of_model: Vec<Planned> = Vec::new();
         for spec in tensors.iter().filter(|spec| !parts.contains(&spec.name)) {
             match self.as_stored(merged, spec)? {

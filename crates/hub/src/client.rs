@@ -29,7 +29,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
 /// The value of the header `User-Agent`.
-const AGENT: &str = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
+pub(super) const AGENT: &str = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
 /// The time limit for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(20);
 /// The most redirects in a row that are followed.
@@ -261,7 +261,7 @@ impl<'a> HubClient<'a> {
 }
 
 /// The trusted certificates: those of `SSL_CERT_FILE` and `SSL_CERT_DIR`, else the system's, else Mozilla's.
-fn roots() -> Result<RootCerts> {
+pub(super) fn roots() -> Result<RootCerts> {
     static ROOTS: OnceLock<Option<RootCerts>> = OnceLock::new();
     let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find(|name| std::env::var_os(name).is_some());
     let roots = ROOTS.get_or_init(|| {

@@ -5,7 +5,8 @@
 //!   -> checkout (a repository at a commit: remote listing, or what the cache knows)
 //!   -> models, datasets (which of its files are needed) -> transfer (one file, resumed, verified) -> store (the cache)
 //! settings, name -> upload (a folder's files, one commit)
-//! address, proxy -> client (every request)
+//! address, proxy -> client (every request to the hub)
+//! public_address -> web (files of addresses that rows name, from public hosts)
 //! ```
 //!
 //! Without the cargo feature `hub`, only the cache can be used, and nothing is downloaded.
@@ -30,6 +31,8 @@ mod name;
 #[cfg(feature = "hub")]
 mod proxy;
 #[cfg(feature = "hub")]
+mod public_address;
+#[cfg(feature = "hub")]
 mod remote;
 mod settings;
 mod store;
@@ -37,12 +40,18 @@ mod store;
 mod transfer;
 #[cfg(feature = "hub")]
 mod upload;
+#[cfg(feature = "hub")]
+mod web;
+#[cfg(not(feature = "hub"))]
+#[path = "no_web.rs"]
+mod web;
 
 pub use checkout::Snapshot;
 pub use datasets::choose;
 pub use models::Part;
 pub use name::{Repo, RepoKind};
-pub use settings::{HubSettings, HubToken, RetryPolicy};
+pub use settings::{HubSettings, HubToken, RetryPolicy, offline};
+pub use web::{WebClient, WebFailure};
 
 use std::path::{Path, PathBuf};
 

@@ -105,9 +105,7 @@ impl HubSettings {
                 _ => PathBuf::from(value),
             })
         };
-        let is_on = |name: &str| {
-            set(name).is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_lowercase().as_str()))
-        };
+        let is_on = |name: &str| set(name).is_some_and(|value| is_on(&value));
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
@@ -144,7 +142,7 @@ impl HubSettings {
             ))
             .hint("it begins with hf_ and is one word"));
         }
-        let offline = is_on("HF_HUB_OFFLINE") || is_on("TRANSFORMERS_OFFLINE");
+        let offline = OFFLINE.into_iter().any(is_on);
         Ok(Self { endpoint, cache, token, offline, pace: RetryPolicy::default() })
     }
 
@@ -166,6 +164,18 @@ impl HubSettings {
         text = text.replace(&self.endpoint, &self.shown_endpoint());
         text.trim().chars().take(300).collect()
     }
+}
+
+/// Variables that forbid all requests.
+const OFFLINE: [&str; 2] = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"];
+
+fn is_on(value: &str) -> bool {
+    ["1", "on", "yes", "true"].contains(&value.trim().to_lowercase().as_str())
+}
+
+/// The variable that forbids all requests, if one does.
+pub fn offline() -> Option<&'static str> {
+    OFFLINE.into_iter().find(|name| std::env::var(name).is_ok_and(|value| is_on(&value)))
 }
 
 #[cfg(test)]

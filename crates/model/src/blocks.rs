@@ -107,6 +107,11 @@ fn fetched((x, saved): KeptOfBlock) -> KeptOfBlock {
 }
 
 impl Blocks {
+    #[cfg(test)]
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Block> {
+        self.all.iter_mut()
+    }
+
     /// `blocks` have the segments from `first_segment` on. Backward goes down to the lowest that trains, or to the first
     /// where `trains_below`.
     pub fn new(

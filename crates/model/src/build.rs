@@ -7,6 +7,7 @@ use super::decoder::{Model, Segments, narrow};
 use super::device::{device, expert_pools, logits_pool};
 use super::freeze;
 use super::head::Head;
+use super::learned_positions::LearnedPositions;
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::peft_name;
@@ -14,7 +15,7 @@ use super::norm::Norm;
 use super::offload;
 use super::params::Params;
 use super::per_layer::PerLayer;
-use super::plain_mlp::PlainMlp;
+use super::plain_mlp::{PlainMlp, function_of};
 use super::projections::Projections;
 use super::quantize::Quantizer;
 use super::quantized_cache::Cache;
@@ -27,7 +28,7 @@ use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, BranchSpec, HiddenAct, LinearSpec, PartSpec, ScoreHead};
+use tunesmith_config::arch::{Arch, BranchSpec, HiddenAct, LinearSpec, POSITIONS, PartSpec, ScoreHead};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::Pool;
@@ -40,8 +41,19 @@ pub(super) struct Builder<'a> {
     /// By module: the adapter that it gets, and that adapter's number.
     pub(super) placements: BTreeMap<String, (u64, Placement)>,
     shards: Shards,
+    /// Matrices of blocks and of the head are rearranged for inference ([`Builder::linear`]). Those of an encoder are not.
+    interleaves: bool,
     /// As [`expert_pools`] makes them.
     pub(super) expert_pools: [Arc<Pool>; 2],
+}
+
+/// How a model is loaded, other than for training.
+#[derive(Default)]
+struct Load<'a> {
+    /// As [`Model::on_counted`] says.
+    float32: Option<&'a BTreeSet<String>>,
+    /// As [`Builder`] says.
+    interleaves: bool,
 }
 
 impl Model {
@@ -63,6 +75,28 @@ impl Model {
         Self::load_with(arch, weights, config, stack, None, Shards::default())
     }
 
+    /// As [`Model::load_on`], for inference alone: on the CPU, matrices are rearranged so that products read them from end to end
+    /// ([`tunesmith_ops::gemm::Interleaved`]). Results are the same to the bit; a backward pass is not possible.
+    ///
+    /// # Errors
+    /// As [`Model::load_on`].
+    pub fn load_for_inference(
+        arch: &Arch,
+        weights: Option<&WeightFiles>,
+        config: &Config,
+        stack: &Stack,
+    ) -> Result<Self> {
+        let source = Source { arch, weights, config, stack };
+        let device = device(config.model.device)?;
+        Self::load_to(
+            device,
+            source,
+            None,
+            Shards::default(),
+            Load { interleaves: device == Device::Cpu, float32: None },
+        )
+    }
+
     /// On the meta device: tensors have shapes and no memory, and a pass counts the buffers that it takes
     /// ([`Model::buffer_counts`]).
     ///
@@ -71,7 +105,7 @@ impl Model {
     pub fn on_meta(arch: &Arch, config: &Config) -> Result<Self> {
         let stack = Stack::default();
         let source = Source { arch, weights: None, config, stack: &stack };
-        Self::load_to(Device::Meta, source, None, Shards::default(), None)
+        Self::load_to(Device::Meta, source, None, Shards::default(), Load::default())
     }
 
     /// On a GPU that only counts: tensors have the forms and sizes that they have on a GPU, whatever is loaded, and a pass takes
@@ -83,7 +117,8 @@ impl Model {
     pub fn on_counted(arch: &Arch, config: &Config, float32: &BTreeSet<String>, gpu: &CountedGpu) -> Result<Self> {
         let stack = Stack::default();
         let source = Source { arch, weights: None, config, stack: &stack };
-        Self::load_to(gpu.device(), source, None, Shards::default(), Some(float32))
+        let load = Load { float32: Some(float32), ..Load::default() };
+        Self::load_to(gpu.device(), source, None, Shards::default(), load)
     }
 
     /// As [`Model::load_on`]. Matrices that were quantized before are taken from `cache`, and others are kept there. Each
@@ -100,7 +135,7 @@ impl Model {
         shards: Shards,
     ) -> Result<Self> {
         let source = Source { arch, weights, config, stack };
-        Self::load_to(device(config.model.device)?, source, cache, shards, None)
+        Self::load_to(device(config.model.device)?, source, cache, shards, Load::default())
     }
 
     fn load_to(
@@ -108,7 +143,7 @@ impl Model {
         source: Source<'_>,
         cache: Option<Cache<'_>>,
         shards: Shards,
-        float32: Option<&BTreeSet<String>>,
+        Load { float32, interleaves }: Load<'_>,
     ) -> Result<Self> {
         let Source { arch, weights, config, .. } = source;
         let offloads = config.train.offload_param && matches!(device, Device::Cuda(_));
@@ -160,7 +195,7 @@ impl Model {
         let placements = placements.into_iter().enumerate();
         let placements = placements.map(|(i, placement)| (placement.module.clone(), (i as u64, placement))).collect();
         let expert_pools = expert_pools(tensors.device, tensors.source.config);
-        Builder { tensors, arch, placements, shards, expert_pools }.build()
+        Builder { tensors, arch, placements, shards, interleaves, expert_pools }.build()
     }
 }
 
@@ -187,7 +222,8 @@ impl<'a> Builder<'a> {
             renamed: BTreeMap::new(),
         };
         let expert_pools = expert_pools(tensors.device, tensors.source.config);
-        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards: Shards::default(), expert_pools })
+        let shards = Shards::default();
+        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards, interleaves: false, expert_pools })
     }
 }
 
@@ -207,10 +243,15 @@ impl Builder<'_> {
         let mut embedding = self.tensors.weight("model.embed_tokens.weight")?;
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
+        let mut positions = self.learned_positions()?;
         let mut per_layer = self.per_layer(&mut linears)?;
         let narrow = narrow(config);
+        let interleaves = std::mem::take(&mut self.interleaves);
         let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
-        let tables = std::iter::once(&mut embedding).chain(per_layer.iter_mut().flat_map(PerLayer::weights_mut));
+        self.interleaves = interleaves;
+        let tables = std::iter::once(&mut embedding)
+            .chain(positions.iter_mut().map(|it| &mut it.table))
+            .chain(per_layer.iter_mut().flat_map(PerLayer::weights_mut));
         self.shards.push(tables.collect(), &mut self.tensors.params);
         let mut blocks = Vec::with_capacity(arch.num_hidden_layers);
         for layer in 0..arch.num_hidden_layers {
@@ -225,12 +266,18 @@ impl Builder<'_> {
             norm.offset = 0.0;
         }
         let embedding_norm = arch.embedding_norm.then(|| self.tensors.weightless(arch.hidden_size));
+        if self.interleaves && arch.ties_head() {
+            embedding.interleave(arch.hidden_size);
+        }
         let head = if arch.ties_head() {
             self.shards.push_trained(0, &mut self.tensors.params);
             embedding.clone()
         } else {
             let mut head = self.tensors.weight(arch.head_tensor())?;
             self.shards.push(vec![&mut head], &mut self.tensors.params);
+            if self.interleaves {
+                head.interleave(arch.hidden_size);
+            }
             head
         };
         let Tensors { mut params, quantizer, .. } = self.tensors;
@@ -249,7 +296,7 @@ impl Builder<'_> {
             pool: logits_pool(device, config),
         };
         let keeps_all = self.shards.gathers() && !self.shards.is_sharded() && self.shards.all_bytes() == 0;
-        let segments = Segments { embedding, embedding_norm, per_layer, vision, blocks, head };
+        let segments = Segments { embedding, embedding_norm, positions, per_layer, vision, blocks, head };
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         if keeps_all {
@@ -260,13 +307,30 @@ impl Builder<'_> {
         Ok(model)
     }
 
+    fn learned_positions(&mut self) -> Result<Option<LearnedPositions>> {
+        if !self.arch.learned_positions {
+            return Ok(None);
+        }
+        let (count, hidden) = (self.arch.max_position_embeddings, self.arch.hidden_size);
+        Ok(Some(LearnedPositions { table: self.tensors.weight(POSITIONS)?, count, hidden }))
+    }
+
     pub(super) fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
         if let Some((number, placement)) = self.placements.remove(&peft_name(&spec.name)) {
-            return Module::new(&mut self.tensors, spec, number, &placement).attach(&placement);
+            let module = Module::new(&mut self.tensors, spec, number, &placement).attach(&placement)?;
+            return Ok(self.arranged(module));
         }
         let LinearSpec { out_features, in_features, .. } = *spec;
         let (weight, bias) = self.tensors.plain(spec)?;
-        Ok(Linear { weight, bias, out_features, in_features, adapter: None })
+        Ok(self.arranged(Linear { weight, bias, out_features, in_features, adapter: None }))
+    }
+
+    /// A module whose matrix lies as products of this model read it.
+    pub(super) fn arranged(&self, mut linear: Linear) -> Linear {
+        if self.interleaves {
+            linear.weight.interleave(linear.in_features);
+        }
+        linear
     }
 
     /// The linear module of that name, taken out of `linears`.
@@ -302,7 +366,9 @@ impl Builder<'_> {
             PartSpec::ShortConv(spec) => Part::ShortConv(Box::new(self.short_conv(layer, spec, linears)?)),
             PartSpec::Mamba(spec) => Part::Mamba(Box::new(self.mamba(layer, spec, linears)?)),
             PartSpec::Mlp { cut, .. } => Part::Mlp(Box::new(Mlp { cut: *cut, ..self.mlp(layer, linears)? })),
-            PartSpec::PlainMlp { .. } => Part::Plain(Box::new(self.plain_mlp(layer, linears)?)),
+            PartSpec::PlainMlp { function, .. } => {
+                Part::Plain(Box::new(self.plain_mlp(layer, function_of(*function), linears)?))
+            }
             PartSpec::Experts => {
                 let experts = self.arch.experts.as_ref();
                 let experts = experts.ok_or_else(|| Error::model(format!("block {layer} has no experts")))?;
@@ -339,10 +405,15 @@ impl Builder<'_> {
         Ok(Mlp { gate_up, down, gate: gate(self.arch), cut: None })
     }
 
-    fn plain_mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<PlainMlp> {
+    fn plain_mlp(
+        &mut self,
+        layer: usize,
+        function: Function,
+        linears: &mut BTreeMap<String, LinearSpec>,
+    ) -> Result<PlainMlp> {
         let (mlp, [_, up, down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
         let mut linear = |name: &str| self.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
-        Ok(PlainMlp { fc1: linear(up)?, fc2: linear(down)?, function: Function::Relu2 })
+        Ok(PlainMlp { fc1: linear(up)?, fc2: linear(down)?, function })
     }
 }
 

@@ -113,6 +113,7 @@ impl Builder<'_> {
             [to_up, to_down] => {
                 let fc1 = linear(self.tensors.weight(to_up)?, None, before.next(), [width, features]);
                 let fc2 = linear(self.tensors.weight(to_down)?, None, after, [features, width]);
+                let [fc1, fc2] = [fc1, fc2].map(|module| self.arranged(module));
                 return Ok(Expert::Plain(PlainMlp { fc1, fc2, function: Function::Relu2 }));
             }
             [to_gate, to_up, to_down] => [to_gate, to_up, to_down],
@@ -136,12 +137,12 @@ impl Builder<'_> {
         };
         let (mut biases, outputs) = (biases.into_iter(), if apart { width } else { 2 * width });
         let module = |weight| linear(weight, biases.next(), before.next(), [outputs, features]);
-        let gate_up: Vec<Linear> = weights.into_iter().map(module).collect();
+        let gate_up: Vec<Linear> = weights.into_iter().map(module).map(|module| self.arranged(module)).collect();
         let gate_up = match <[Linear; 2]>::try_from(gate_up) {
             Ok(modules) => Projections::apart(modules),
             Err(mut joined) => Projections::fused(joined.remove(0), [width; 2]),
         };
-        let down = linear(down, down_bias, after, [features, width]);
+        let down = self.arranged(linear(down, down_bias, after, [features, width]));
         Ok(Expert::Gated(Mlp { gate_up, down, gate: gate_of(self.arch, experts), cut: None }))
     }
 }

@@ -54,7 +54,7 @@ impl Builder<'_> {
             }
             (None, None) if arch.fused => {
                 let features = [spec.query_size(), spec.kv_size(), spec.kv_size()];
-                Qkv::Own(Projections::fused(linear(self, "qkv_proj")?, features))
+                Qkv::Own(Projections::fused(linear(self, arch.module_names.qkv_proj)?, features))
             }
             (None, None) if spec.k_eq_v => {
                 Qkv::KeysAsValues(Projections::apart([linear(self, "q_proj")?, linear(self, "k_proj")?]))
@@ -80,8 +80,9 @@ impl Builder<'_> {
         }
         let v_norm =
             (spec.v_norm && spec.kv_from.is_none()).then(|| (self.tensors.weightless(spec.head_dim), heads.kv));
+        let divisor = if arch.scale_by_layer { (layer + 1) as f64 } else { 1.0 };
         let how = Scores {
-            scale: arch.attention_scale as f32,
+            scale: (arch.attention_scale / divisor) as f32,
             softcap: arch.attention_softcap.map(|cap| cap as f32),
             window: spec.window.map(Window::Sliding),
         };

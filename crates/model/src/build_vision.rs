@@ -8,7 +8,7 @@ use super::device::pool;
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::norm::Norm;
-use super::plain_mlp::PlainMlp;
+use super::plain_mlp::{PlainMlp, function_of};
 use super::projections::Projections;
 use super::shards::Shards;
 use super::vision::Vision;
@@ -23,7 +23,6 @@ use tunesmith_device::Array;
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::narrow::Half;
-use tunesmith_ops::pointwise::Function;
 
 impl Builder<'_> {
     /// Encoder and connector; `narrow` is what the encoder keeps for backward.
@@ -127,7 +126,7 @@ impl Builder<'_> {
         let mut linears = self.linears(&spec.mlp_linears(layer))?;
         let mut next = || linears.next().expect("an MLP has these modules");
         if !spec.gated_mlp {
-            let mlp = PlainMlp { fc1: next(), fc2: next(), function: function(spec.activation) };
+            let mlp = PlainMlp { fc1: next(), fc2: next(), function: function_of(spec.activation) };
             return Ok(Part::Plain(Box::new(mlp)));
         }
         let gate = match spec.activation {
@@ -170,7 +169,7 @@ impl Builder<'_> {
             spec::Step::Matrix { name, shape: [_, out_features] } => {
                 Step::Matrix { weight: self.tensors.weight(name)?, out_features: *out_features }
             }
-            spec::Step::Function(pointwise) => Step::Function(function(*pointwise)),
+            spec::Step::Function(function) => Step::Function(function_of(*function)),
             spec::Step::Dropout(_) => Step::Dropout,
         })
     }
@@ -191,15 +190,4 @@ fn fits(vision: &VisionArch, decoder: &Arch) -> Result<()> {
         Err(Error::model(format!("mrope_section has {turned} frequencies, a head turns by {}", rope.rotary_dim / 2))
             .hint("the entries of mrope_section must sum to half of head_dim"))
     })
-}
-
-/// The function of that description.
-const fn function(function: spec::Pointwise) -> Function {
-    match function {
-        spec::Pointwise::Gelu => Function::Gelu,
-        spec::Pointwise::GeluTanh => Function::GeluTanh,
-        spec::Pointwise::QuickGelu => Function::QuickGelu,
-        spec::Pointwise::Silu => Function::Silu,
-        spec::Pointwise::Relu => Function::Relu,
-    }
 }

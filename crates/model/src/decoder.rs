@@ -5,6 +5,7 @@ use super::block::Block;
 use super::blocks::{Blocks, Walk};
 use super::device::pool;
 use super::head::Head;
+use super::learned_positions::LearnedPositions;
 use super::norm::Norm;
 use super::params::Params;
 use super::pass::Pass;
@@ -27,6 +28,8 @@ use tunesmith_ops::loss::{Terms, Totals};
 use tunesmith_ops::narrow::Half;
 
 mod counts;
+#[cfg(test)]
+mod inference_tests;
 mod next;
 mod passes;
 mod pictures;
@@ -51,9 +54,11 @@ pub struct Model {
     /// What a user should know of how it was loaded.
     pub notes: Vec<String>,
     embedding: Weight,
-    /// What makes embeddings for each block.
     /// On its output, without weights.
     embedding_norm: Option<Norm>,
+    /// What is added to the stream before the first block.
+    positions: Option<LearnedPositions>,
+    /// What makes embeddings for each block.
     per_layer: Option<PerLayer>,
     /// What makes rows of pictures.
     pub(crate) vision: Option<Vision>,
@@ -88,6 +93,7 @@ pub struct Phases {
 pub(super) struct Segments {
     pub(super) embedding: Weight,
     pub(super) embedding_norm: Option<Norm>,
+    pub(super) positions: Option<LearnedPositions>,
     pub(super) per_layer: Option<PerLayer>,
     pub(super) vision: Option<Vision>,
     pub(super) blocks: Vec<Block>,
@@ -112,10 +118,11 @@ impl Model {
         device: Device,
         mut shards: Shards,
     ) -> Self {
-        let Segments { embedding, embedding_norm, per_layer, vision, blocks, head } = segments;
+        let Segments { embedding, embedding_norm, positions, per_layer, vision, blocks, head } = segments;
         let sees = vision.as_ref().is_some_and(Vision::trains);
         let trains_per_layer = per_layer.as_ref().is_some_and(|it| it.trains() || embedding.trains());
-        let trains_below = embedding.trains() || sees || trains_per_layer;
+        let trains_positions = positions.as_ref().is_some_and(|it| it.table.trains());
+        let trains_below = embedding.trains() || sees || trains_per_layer || trains_positions;
         let mut blocks =
             Blocks::new(blocks, Some(1), trains_below, config.train.gradient_checkpointing, narrow(config));
         blocks.offloads = config.train.activation_offloading;
@@ -137,6 +144,7 @@ impl Model {
             at_head: counts::Buffers::default(),
             embedding,
             embedding_norm,
+            positions,
             per_layer,
             vision,
             blocks,
@@ -214,6 +222,9 @@ impl Model {
             return Err(Error::data(format!("label {label} is not one of the model's {outputs}")));
         }
         let tokens = batch.tokens.iter().map(|&token| i64::from(token)).find(|id| *id >= vocabulary);
+        if let Some(positions) = self.positions.as_ref().filter(|_| !self.device().only_counts()) {
+            batch.cu_seqlens.windows(2).try_for_each(|ends| positions.check(ends[1] - ends[0]))?;
+        }
         match (&self.vision, batch.images.is_empty()) {
             (Some(vision), _) => vision.check(&batch.images, batch.tokens.len())?,
             (None, true) => {}
@@ -250,6 +261,12 @@ impl Model {
         self.embedding.refresh(pass.values);
         let scale = self.arch.embedding_scale as f32;
         embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
+    }
+
+    /// Which rows of learned positions the tokens of a batch have.
+    fn position_ids(&self, batch: &Batch) -> Option<Vec<u32>> {
+        let lengths = batch.cu_seqlens.windows(2).map(|ends| 0..ends[1] - ends[0]);
+        self.positions.as_ref().map(|positions| positions.ids(lengths))
     }
 
     /// Whether backward asks for the gradients of embeddings for each block.

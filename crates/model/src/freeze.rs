@@ -127,6 +127,7 @@ fn matches(arch: &Arch, name: &str, entry: &str) -> bool {
     let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
     match entry {
         // Gemma 4 numbers some.
+        "norms" if arch.layer_norms => module.rsplit('.').next().is_some_and(|own| own.starts_with("ln_")),
         "norms" => module.trim_end_matches(['1', '2', '_']).ends_with("norm") || name == arch.final_norm(),
         "embeddings" => name == EMBEDDING,
         // A model that shares its embedding with its head has one matrix for both.

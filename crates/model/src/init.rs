@@ -47,7 +47,7 @@ impl Stream {
 /// norms.
 pub fn is_norm_or_bias(name: &str) -> bool {
     let module = name.strip_suffix(".weight").and_then(|module| module.rsplit('.').next());
-    let is_norm = |module: &str| module.trim_end_matches(['1', '2', '_']).contains("norm") || module == "ln_q";
+    let is_norm = |module: &str| module.trim_end_matches(['1', '2', '_']).contains("norm") || module.starts_with("ln_");
     module.is_some_and(is_norm) || is_bias(name)
 }
 
@@ -66,6 +66,12 @@ pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
         vec![1.0; count]
     } else if ends(&["norm.weight", "layernorm_1.weight", "layernorm_2.weight"]) || name == arch.final_norm() {
         vec![1.0 - arch.norm_offset as f32; count]
+    } else if arch.layer_norms && is_norm_or_bias(name) && !is_bias(name) {
+        vec![1.0; count]
+    } else if arch.module_names.transposed && name.ends_with(".c_proj.weight") {
+        // GPT-2: the more blocks add to the stream, the less each adds at first.
+        let deviation = arch.initializer_range / (2.0 * arch.num_hidden_layers as f64).sqrt();
+        Stream::new(seed, name).normals(deviation, count)
     } else if name.ends_with(".A_log") && !name.ends_with(".linear_attn.A_log") {
         // Mamba 2: the rates 1, 2, 3 and so on.
         (1..=count).map(|rate| (rate as f32).ln()).collect()

@@ -27,6 +27,7 @@ pub mod init;
 mod kept;
 mod latent;
 mod laurel;
+mod learned_positions;
 mod linear;
 mod mamba;
 mod mixers;

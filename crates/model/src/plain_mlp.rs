@@ -1,8 +1,10 @@
-//! A plain MLP: a linear module, an activation function, a linear module. Encoders, connectors, and blocks and experts of Nemotron-H have it.
+//! A plain MLP: a linear module, an activation function, a linear module. Encoders, connectors, and blocks
+//! of GPT-2 and Nemotron-H have it, and experts of the latter.
 use super::grads::Grads;
 use super::linear::{self, Call, Few, Input, Linear};
 use super::pass::Pass;
 use super::weight::Weight;
+use tunesmith_config::vision::Pointwise;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::pointwise::{self, Function};
 
@@ -79,5 +81,17 @@ impl PlainMlp {
         let mut dh = want_dh.then(|| h.like());
         self.fc1.backward(pass, &Input::new(h), extra.as_ref(), &inner, dh.as_mut().map(|dh| (dh, false)), grads);
         dh
+    }
+}
+
+/// The function of that description.
+pub const fn function_of(function: Pointwise) -> Function {
+    match function {
+        Pointwise::Gelu => Function::Gelu,
+        Pointwise::GeluTanh => Function::GeluTanh,
+        Pointwise::QuickGelu => Function::QuickGelu,
+        Pointwise::Silu => Function::Silu,
+        Pointwise::Relu => Function::Relu,
+        Pointwise::Relu2 => Function::Relu2,
     }
 }

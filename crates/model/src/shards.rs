@@ -104,7 +104,7 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device, on_host: 
     let is_frozen = |weight: &&mut Weight| match weight {
         Weight::Frozen(frozen) => frozen.device() == device,
         Weight::Quantized(_) | Weight::Rows(_) => true,
-        Weight::Shared(_) | Weight::Trained(_) => false,
+        Weight::Interleaved(_) | Weight::Shared(_) | Weight::Trained(_) => false,
     };
     let mut weights: Vec<&mut Weight> = weights.into_iter().filter(is_frozen).collect();
     let mut lengths = [0; 4];
@@ -126,6 +126,7 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device, on_host: 
             let (code, scale) = (take(2, form.bytes()), take(3, form.floats()));
             Place::Quantized(form, code, scale)
         }
+        Store::Interleaved(_) => unreachable!("a model for inference is not sharded"),
     };
     let places: Vec<Place> = weights.iter().map(place).collect();
     let parts = lengths.map(|length| peers.part(length));

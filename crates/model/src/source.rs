@@ -295,8 +295,10 @@ impl Tensors<'_> {
     }
 
     pub(super) fn norm(&mut self, name: &str) -> Result<Norm> {
-        let (offset, eps) = (self.source.arch.norm_offset as f32, self.source.arch.rms_norm_eps as f32);
-        Ok(Norm { weight: self.weight(name)?, bias: None, offset, eps })
+        let arch = self.source.arch;
+        let weight = self.weight(name)?;
+        let bias = arch.layer_norms.then(|| self.weight(&name.replace(".weight", ".bias"))).transpose()?;
+        Ok(Norm { weight, bias, offset: arch.norm_offset as f32, eps: arch.rms_norm_eps as f32 })
     }
 
     /// A norm of so many features whose gain is one.

@@ -64,6 +64,10 @@ impl Targets {
     /// [`tunesmith_base::Kind::Config`]: nothing matches (with the nearest names), something matches that cannot have an adapter, or
     /// settings that do not go with each other.
     pub fn place(&self, arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
+        if arch.module_names.transposed && self.section == OftConfig::SECTION {
+            return Err(Error::config(format!("tuning.oft on {}, on which PEFT takes none", arch.family.model_type))
+                .hint("set tuning.mode: lora"));
+        }
         let rules = Rules::compile(self, arch)?;
         let of_vision = arch.vision.iter().flat_map(|vision| vision.adapted_linears());
         let of_vision: Vec<Placement> = of_vision.map(|linear| rules.placement(&linear, method, None, 1)).collect();
@@ -163,7 +167,7 @@ impl Targets {
             saved.extend(found);
         }
         let embedding = "model.embed_tokens".to_owned();
-        if arch.wrapper.is_none() && arch.is_renamed() && saved.contains(&embedding) {
+        if arch.naming().is_none() && arch.is_renamed() && saved.contains(&embedding) {
             return Err(Error::config(format!(
                 "{}.modules_to_save: not yet: the embedding of {} beside adapters",
                 self.section, arch.family.model_type
@@ -180,6 +184,15 @@ impl Targets {
         // A head of scores is always trained in full, as PEFT does it for SEQ_CLS.
         let saved_whole = |name: &String| name == SCORE || is_saved(name);
         let tensors: Vec<_> = arch.parameters().into_iter().map(|spec| spec.name).filter(saved_whole).collect();
+        let transposed =
+            arch.module_names.transposed.then(|| tensors.iter().find(|name| of_matrix(arch, name))).flatten();
+        if let Some(matrix) = transposed {
+            return Err(Error::config(format!(
+                "{}.modules_to_save: not yet: {matrix}, which Transformers holds transposed",
+                self.section
+            ))
+            .hint("train matrices of blocks by adapters, or by mode: freeze"));
+        }
         if let Some(expert) = tensors.iter().find(|name| name.contains(".experts.")) {
             return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section))
                 .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
@@ -401,6 +414,11 @@ fn modules(arch: &Arch) -> Vec<String> {
         }
     }
     modules
+}
+
+/// Whether it is the matrix of a linear module in a block.
+fn of_matrix(arch: &Arch, tensor: &str) -> bool {
+    arch.linear_modules().iter().any(|linear| linear.layer.is_some() && linear.weight() == tensor)
 }
 
 /// Whether an entry or an expression names blocks by their numbers, as `layers.0.mlp` and `.*layers\.[01]\..*` do.

@@ -11,7 +11,7 @@ use tunesmith_device::{Array, Device, Element, FloatBuffer};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::embedding;
 use tunesmith_ops::floats::Floats;
-use tunesmith_ops::gemm::Store;
+use tunesmith_ops::gemm::{Interleaved, Store};
 use tunesmith_ops::loss::linear::WeightGradient;
 use tunesmith_ops::quant::Quantized;
 
@@ -22,6 +22,8 @@ pub enum Weight {
     Frozen(Frozen),
     /// Not trained, in 4 or 8 bits a number.
     Quantized(Arc<Quantized>),
+    /// Not trained, rearranged for inference on the CPU.
+    Interleaved(Arc<Interleaved>),
     /// Not trained, and readable only while its segment is gathered.
     Shared(Shared),
     /// Trained: its place in [`Params`](super::params::Params).
@@ -115,6 +117,8 @@ pub enum View<'a> {
     Frozen(&'a Frozen),
     /// The codes and scales of a quantized matrix.
     Quantized(&'a Quantized),
+    /// Rearranged for inference on the CPU.
+    Interleaved(&'a Interleaved),
     /// Of a segment that ranks share.
     Shared(SharedView<'a>),
     /// A part of the flat buffer of trained values.
@@ -137,11 +141,24 @@ impl Weight {
         match self {
             Self::Frozen(frozen) => View::Frozen(frozen),
             Self::Quantized(matrix) => View::Quantized(matrix),
+            Self::Interleaved(matrix) => View::Interleaved(matrix),
             Self::Shared(shared) | Self::Rows(Rows { table: Table::Shared(shared), .. }) => View::Shared(shared.view()),
             Self::Trained(range) => View::Trained(values.at(range)),
             Self::Rows(Rows { table: Table::Own(table), .. }) => {
                 View::Rows(table.read().unwrap_or_else(PoisonError::into_inner))
             }
+        }
+    }
+
+    /// Rearranges a matrix `[rows, width]` for products of inference, if it is one that can be.
+    pub fn interleave(&mut self, width: usize) {
+        let store = match self {
+            Self::Frozen(frozen) => frozen.store(),
+            Self::Quantized(matrix) => Store::Quantized(matrix),
+            Self::Interleaved(_) | Self::Shared(_) | Self::Trained(_) | Self::Rows(_) => return,
+        };
+        if let Some(matrix) = Interleaved::new(store, width) {
+            *self = Self::Interleaved(Arc::new(matrix));
         }
     }
 
@@ -153,7 +170,7 @@ impl Weight {
     /// The place in the flat buffer, if trained as a whole.
     pub const fn trained(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Rows(_) => None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_) | Self::Rows(_) => None,
             Self::Trained(range) => Some(range),
         }
     }
@@ -161,14 +178,14 @@ impl Weight {
     /// The place in the flat buffer of what is trained of it.
     pub const fn place(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_) => None,
             Self::Trained(range) | Self::Rows(Rows { range, .. }) => Some(range),
         }
     }
 
     /// Whether anything in it is trained.
     pub const fn trains(&self) -> bool {
-        !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_))
+        !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_))
     }
 
     /// Brings trained rows to what the flat buffer holds; needed before a pass.
@@ -188,7 +205,7 @@ impl Weight {
         grads: &mut Grads<'_>,
     ) {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => {}
+            Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_) => {}
             Self::Trained(range) => embedding::backward(dx, tokens, scale, padding, grads.at(range)),
             Self::Rows(Rows { ids, range, .. }) => {
                 // A token's place among the trained rows; that past the last stands for all others.
@@ -205,7 +222,7 @@ impl Weight {
     /// Where the gradient of a head is added, whose matrix this is.
     pub fn head_gradient<'g>(&'g self, grads: &'g mut Grads<'_>) -> WeightGradient<'g> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => WeightGradient::None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_) => WeightGradient::None,
             Self::Trained(range) => WeightGradient::Whole(grads.at(range)),
             Self::Rows(Rows { ids, range, .. }) => WeightGradient::Rows { ids, gradients: grads.at(range) },
         }
@@ -218,6 +235,7 @@ impl View<'_> {
         match self {
             Self::Frozen(frozen) => frozen.store(),
             Self::Quantized(matrix) => Store::Quantized(matrix),
+            Self::Interleaved(matrix) => Store::Interleaved(matrix),
             Self::Shared(shared) => shared.store(),
             Self::Trained(values) => Store::F32(*values),
             Self::Rows(table) => Store::F32(table.view()),
@@ -228,7 +246,7 @@ impl View<'_> {
     pub fn vector(&self) -> Floats<'_> {
         match self.store() {
             Store::F32(values) => values,
-            Store::Bf16(_) | Store::Quantized(_) => Floats::default(),
+            Store::Bf16(_) | Store::Quantized(_) | Store::Interleaved(_) => Floats::default(),
         }
     }
 }

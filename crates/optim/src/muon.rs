@@ -52,12 +52,12 @@ const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
 const LEAST_NORM: f64 = 1e-7;
 
 impl Muon {
-    /// Whether Muon updates a tensor: a matrix that is neither the embedding nor a head, nor rows of these.
+    /// Whether Muon updates a tensor: a matrix that is neither an embedding nor a head, nor rows of these.
     fn takes(slot: &Slot) -> bool {
         let mut parts = slot.name.split('.');
-        let has_row_per_token =
-            parts.any(|part| ["embed_tokens", "embed_tokens_per_layer", "lm_head", "score"].contains(&part));
-        slot.shape.len() == 2 && slot.count() > 0 && !has_row_per_token
+        let tables = ["embed_tokens", "embed_tokens_per_layer", "wpe", "lm_head", "score"];
+        let is_table = parts.any(|part| tables.contains(&part));
+        slot.shape.len() == 2 && slot.count() > 0 && !is_table
     }
 }
 

@@ -45,6 +45,9 @@ pub(crate) fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
             fact(label, grouped(number));
         }
     }
+    if let Some(web) = report.train.web.summary() {
+        fact("images of web addresses", web);
+    }
     if let Some(turns) = report.train.turns.summary() {
         fact("earlier turns rewritten", turns);
     }

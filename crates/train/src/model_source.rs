@@ -106,6 +106,7 @@ impl Described {
         }
         let hub::ModelDir { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
         let mut arch = Arch::from_dir(&dir)?;
+        arch.refuse_dropout(config.train.disable_dropout)?;
         let stored = arch.tensors();
         // Merged adapters must fit the model as it is on disk, before tokens or a head are added.
         let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &mut arch)?;
@@ -183,7 +184,7 @@ impl Described {
         }
         let weights = match (config.model.init, arch.wrapper) {
             (Init::Pretrained, _) => Some(WeightFiles::open_model(&dir, &arch, &stored)?),
-            (Init::Random, None) if arch.is_renamed() => {
+            (Init::Random, None) if arch.is_renamed() && arch.naming().is_none() => {
                 return Err(Error::config(format!("model.init: random: not yet for {}", arch.family.model_type))
                     .hint("set model.init: pretrained"));
             }
@@ -197,7 +198,7 @@ impl Described {
                 .hint("use a config.json of the language model only: the contents of its text_config"));
             }
         };
-        let wrapping = weights.as_ref().and_then(WeightFiles::wrapping);
+        let wrapping = weights.as_ref().map_or_else(|| Wrapping::drawn(&arch), WeightFiles::wrapping);
         let stacking = weights.as_ref().map_or_else(|| Stacking::drawn(&arch), |files| files.stacking().clone());
         let how = quantize::resolve(&arch, &config, weights.as_ref())?;
         quantize::matrices(&arch, &config.model.quantization_skip_modules)?;

@@ -9,7 +9,7 @@ use super::picture_identity::Identity;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::vision::{ChatImages, Features, VisionArch};
-use tunesmith_data::{PictureFiles, PictureLook, PictureRows, Pictures, WorldRows, split_world};
+use tunesmith_data::{Came, PictureFiles, PictureLook, PictureRows, Pictures, WorldRows, split_world};
 use tunesmith_model::feature_cache::FeatureCache;
 use tunesmith_vision::{Layout, Pixels};
 
@@ -82,6 +82,14 @@ impl PictureSource {
 impl Pictures for RunPictures {
     fn keep(&self, name: String) -> Result<String> {
         self.source.files.keep(name)
+    }
+
+    fn is_remote(&self, name: &str) -> bool {
+        self.source.files.is_remote(name)
+    }
+
+    fn fetch(&self, name: &str) -> Result<Option<Came>> {
+        self.source.files.fetch(name)
     }
 
     fn is_lost(&self, name: &str) -> bool {

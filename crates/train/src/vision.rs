@@ -156,6 +156,7 @@ impl Sight {
             Some(world) => files.with_world(world),
             None => files,
         };
+        let files = if config.data.allow_image_urls { files.with_web(config.data.image_cache_size)? } else { files };
         Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
     }
 }

@@ -48,6 +48,19 @@ fn files_decode_as_pillow_decodes_them() {
 }
 
 #[test]
+fn every_kind_of_a_file_decodes_as_pillow_decodes_it() {
+    let folder = golden("../picture_kinds");
+    let kinds: Value = serde_json::from_slice(&fs::read(folder.join("kinds.json")).unwrap()).unwrap();
+    for row in list(&kinds, "pictures") {
+        let bytes = fs::read(folder.join(row["file"].as_str().unwrap())).unwrap();
+        let found = Picture::decode(&bytes).unwrap();
+        assert_eq!((found.width, found.height), pair(&row["size"]), "{row}");
+        assert_eq!(Picture::size(&bytes).unwrap(), pair(&row["size"]), "{row}");
+        assert_eq!(u64::from(crc32fast::hash(&found.rgb)), row["crc"].as_u64().unwrap(), "{row}");
+    }
+}
+
+#[test]
 fn resized_bytes_are_those_of_pillow_and_of_torchvision() {
     for row in list(&expected(), "resized") {
         let filter = match row["filter"].as_str().unwrap() {

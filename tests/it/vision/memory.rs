@@ -15,9 +15,10 @@ use tunesmith::train::shown_pictures::ShownPictures;
 /// Rows of a batch: the same one, since all images of a pass are planned to be as large as the largest.
 const ROWS: usize = 3;
 
-const MODELS: [&str; 13] = [
+pub const MODELS: [&str; 14] = [
     "prefix",
     "prefix_mlp",
+    "prefix_gpt2",
     "llava",
     "smolvlm",
     "gemma3",

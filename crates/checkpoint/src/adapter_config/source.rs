@@ -149,7 +149,7 @@ impl Source<'_> {
             Some(Value::Object(map)) => {
                 for (module, ids) in map {
                     match module.rsplit('.').next() {
-                        Some("embed_tokens") => rows.embedding = list(ids)?,
+                        Some("embed_tokens" | "wte") => rows.embedding = list(ids)?,
                         Some("lm_head") => rows.head = list(ids)?,
                         _ => return Err(mismatch()),
                     }

@@ -55,10 +55,10 @@ impl Wrapped {
                         *name = name.as_str().map_or(Value::Null, |name| self.wrapper.module(name).into());
                     }
                 }
-                ("feedforward_modules", Value::String(pattern)) => *pattern = self.wrapper.pattern(pattern),
+                ("feedforward_modules", Value::String(pattern)) => *pattern = self.wrapper.naming.pattern(pattern),
                 ("rank_pattern" | "alpha_pattern", Value::Object(patterns)) => {
                     let own = std::mem::take(patterns);
-                    patterns.extend(own.into_iter().map(|(key, value)| (self.wrapper.pattern(&key), value)));
+                    patterns.extend(own.into_iter().map(|(key, value)| (self.wrapper.naming.pattern(&key), value)));
                 }
                 _ => {}
             }

@@ -28,6 +28,14 @@ pub(super) fn family_of(source: &Source<'_>) -> Result<(&'static Family, Read)> 
         source.text("model_type")?.ok_or_else(|| source.mismatch("model_type", &format!("one of {supported}")))?;
     let mut families = FAMILIES.iter().copied().zip(READERS.iter().copied());
     families.find(|(family, _)| family.model_type == found).ok_or_else(|| {
-        source.not_yet(format!("model_type {found:?}")).hint(format!("supported in this version: {supported}"))
+        let hint = match found {
+            "vision-encoder-decoder" => {
+                "its decoder reads the encoder's output by cross-attention, which this version lacks: pair an image encoder with a \
+                 plain decoder instead (vision.encoder)"
+                    .to_owned()
+            }
+            _ => format!("supported in this version: {supported}"),
+        };
+        source.not_yet(format!("model_type {found:?}")).hint(hint)
     })
 }

@@ -4,6 +4,7 @@ use crate::decoder_json::{DeepSeekDefaults, Defaults, ExpertDefaults};
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use crate::mixers_json::{MAX_KERNEL, MAX_ROWS};
+use crate::vision::Pointwise;
 use serde_json::Value;
 use tunesmith_base::error::Result;
 
@@ -86,7 +87,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         let part = match kind {
             Kind::Mamba => PartSpec::Mamba(mamba.clone()),
             Kind::Attention => PartSpec::Attention(attention.clone()),
-            Kind::Mlp => PartSpec::PlainMlp { intermediate_size: width },
+            Kind::Mlp => PartSpec::PlainMlp { intermediate_size: width, function: Pointwise::Relu2 },
             Kind::Experts => PartSpec::Experts,
         };
         BlockSpec { branches: vec![BranchSpec { norm: Some("norm"), part, post_norm: None }] }

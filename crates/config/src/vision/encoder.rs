@@ -95,6 +95,8 @@ pub enum Pointwise {
     Silu,
     /// `max(x, 0)`.
     Relu,
+    /// `max(x, 0)^2`, `relu2`.
+    Relu2,
 }
 
 impl Pointwise {
@@ -106,6 +108,7 @@ impl Pointwise {
             "quick_gelu" => Self::QuickGelu,
             "silu" | "swish" => Self::Silu,
             "relu" => Self::Relu,
+            "relu2" => Self::Relu2,
             _ => return None,
         })
     }

@@ -31,6 +31,7 @@ pub use joined::{AnyRes, Joined, Taps};
 pub use latents::{
     Convolution, LatentEncoder, LatentLayer, LatentNorm, LatentNormKind, Residual, SpatialAttention, WORLD_ENCODER,
 };
+pub use models::SEEING;
 pub use processing::{Backend, PanAndScan, Processing, Resample, Size};
 pub use world::{WORLD_PROJECTOR, WORLD_SETTINGS, WORLD_TOKENS, WORLD_WEIGHTS, World, WorldSettings};
 

@@ -18,8 +18,8 @@ const TOWER: &str = "model.vision_tower.";
 /// Keys of the token that stands for a row of a picture.
 const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 
-/// The models below, for messages.
-const SEEING: &str =
+/// The model types below, whose models see images, for messages.
+pub const SEEING: &str =
     "gemma3, idefics3, internvl, llava, llava_onevision, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, smolvlm";
 
 fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
@@ -255,7 +255,7 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         "internvl" => internvl(&source, decoder_size),
         kind @ ("qwen2_vl" | "qwen2_5_vl" | "qwen3_vl") => qwen_vl(&source, kind, decoder_size),
         other => Err(source.not_yet(format!("images in a model of model_type {other:?}")).hint(format!(
-            "models that see images in this version: {SEEING}; or set vision.encoder, or leave rows with images out"
+            "models that see images in this version: {SEEING}; or set vision.encoder, or leave rows with images out; data.format: text trains on their text alone"
         ))),
     }
 }

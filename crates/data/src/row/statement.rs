@@ -1,6 +1,6 @@
 //! `{image, caption, label}` with `relation` or `image_link`: whether a statement about an image is true, as in VSR (Liu et al., "Visual
 //! Spatial Reasoning", 2023). The statement becomes a question, and the label its answer, `yes` or `no`.
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Row, Shape, has, pair, text};
 use crate::row_images;
@@ -24,11 +24,15 @@ fn parse(row: &mut Map<String, Value>) -> Result<Row> {
         None => return Err(Error::data("field \"label\", expected 0 or 1")),
     };
     let question = format!("{}\n{ASKED}", text(row, "caption")?);
-    if !has(row, "image") {
-        // The file has the name that its address ends with.
+    if has(row, "image_link") {
+        // The file has the name that its address ends with, or one of its own.
         let link = text(row, "image_link")?;
-        let name = link.rsplit('/').next().unwrap_or_default();
-        row.insert("image".to_owned(), name.into());
+        let named = match row.get_mut("image").map(Value::take).unwrap_or_default() {
+            Value::String(path) => json!({ "image_link": link, "path": path }),
+            Value::Null => json!({ "image_link": link }),
+            image => image, // the bytes of one
+        };
+        row.insert("image".to_owned(), named);
     }
     pair(&question, answer, row)
 }
@@ -37,7 +41,6 @@ fn parse(row: &mut Map<String, Value>) -> Result<Row> {
 mod tests {
     use super::super::Form;
     use super::*;
-    use serde_json::json;
 
     fn chat(row: Value) -> (Value, Vec<String>) {
         let Row::Chat(chat) = Row::parse(row, Form::ALL).unwrap() else { panic!("no chat") };
@@ -57,13 +60,20 @@ mod tests {
             })
         };
         let expected = |answer: &str| {
-            (json!([[{"type": "image"}, {"type": "text", "text": asked}], answer]), vec!["0085637.jpg".to_owned()])
+            let name = "http://images.cocodataset.org/train2017/0085637.jpg\u{2}0085637.jpg";
+            (json!([[{"type": "image"}, {"type": "text", "text": asked}], answer]), vec![name.to_owned()])
         };
         assert_eq!(chat(row(json!(1))), expected("yes"));
         assert_eq!(chat(row(json!(false))), expected("no"));
         let mut linked = row(json!(0));
         linked.as_object_mut().unwrap().remove("image");
         assert_eq!(chat(linked), expected("no"));
+        let mut named = row(json!(0));
+        named["image_link"] = "train2017/0085637.jpg".into();
+        assert_eq!(chat(named).1, ["0085637.jpg"], "no web address");
+        // What is written reads back the same.
+        let Row::Chat(read) = Row::parse(row(json!(1)), Form::ALL).unwrap() else { panic!("no chat") };
+        assert_eq!(Row::parse(read.clone().into_json(), Form::ALL).unwrap(), Row::Chat(read));
         // A caption whose row has a class is a caption.
         let caption = Row::parse(json!({"image": "a.png", "caption": "a cat", "label": 1}), Form::ALL).unwrap();
         assert!(matches!(caption, Row::Caption { .. }), "{caption:?}");

@@ -18,12 +18,12 @@ use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use self::compressed::Compression;
 use crate::numbers;
 use crate::parsed_row::Parsed;
-use crate::row::{Form, PROBE_ROWS, Row, source_of};
+use crate::row::{Form, PROBE_ROWS, Row, forms_of, source_of};
 use crate::row_images;
 use crate::strict::REPEATED;
 use tunesmith_base::error::{Error, Result};
@@ -138,9 +138,14 @@ impl RawRow {
         self.value().and_then(|value| Parsed::of(value, forms, text_alone)).map_err(|error| error.context(place))
     }
 
-    /// Whether the row shows a picture. A malformed row does not; [`Self::parse`] will report it.
-    pub fn shows_picture(self) -> bool {
-        self.value().is_ok_and(|value| row_images::shows(&value))
+    /// Whether the row, of a file with these forms, shows a picture that its form reads or refuses. A malformed row does not;
+    /// [`Self::parse`] will report it.
+    pub fn shows_picture(self, forms: &[Form]) -> bool {
+        !self.text_alone
+            && self.value().is_ok_and(|value| {
+                let linked = |row| forms.contains(&Form::Captions) && Form::Captions.fits(row);
+                row_images::shows(&value) || value.as_object().is_some_and(linked)
+            })
     }
 
     /// The source text of the row ([`source_of`]).
@@ -152,10 +157,10 @@ impl RawRow {
         self.value().and_then(|value| source_of(value, forms)).map_err(|error| error.context(place))
     }
 
-    /// The form that `auto` detects; `None` if the row is malformed, which [`Self::parse`] will report.
-    fn form(&self) -> Option<Form> {
+    /// Its fields; `None` if the row is malformed, which [`Self::parse`] will report.
+    fn fields(&self) -> Option<Map<String, Value>> {
         match self.clone().value() {
-            Ok(Value::Object(row)) => Form::detect(&row),
+            Ok(Value::Object(row)) => Some(row),
             _ => None,
         }
     }
@@ -178,9 +183,8 @@ pub fn read(
     let mut probed = Vec::new();
     let mut give = |probed: &mut Vec<RawRow>, forms: &mut Vec<Form>| -> Result<()> {
         if forms.is_empty() {
-            *forms = probed.iter().filter_map(RawRow::form).collect();
-            forms.sort_unstable();
-            forms.dedup();
+            let fields: Vec<_> = probed.iter().filter_map(RawRow::fields).collect();
+            *forms = forms_of(fields.iter());
             if forms.is_empty() {
                 forms.extend(Form::ALL);
             }

@@ -5,6 +5,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{
     Arch, AttentionSpec, BlockSpec, Experts, Gguf, HiddenAct, MambaSpec, PartSpec, QkNorm, RopeScaling,
 };
+use tunesmith_config::vision::Pointwise;
 
 pub(super) const HINT: &str = "serve the merged folder with Transformers or vLLM instead";
 
@@ -42,6 +43,13 @@ fn constants(arch: &Arch, gguf: &Gguf) -> Option<String> {
     if (arch.activation == HiddenAct::GeluTanh) != gguf.gelu {
         return Some(if gguf.gelu { "SiLU in this family" } else { "GELU in this family" }.into());
     }
+    let other_function = |part: &PartSpec| match part {
+        PartSpec::PlainMlp { function, .. } => gguf.gelu && *function != Pointwise::GeluTanh,
+        _ => false,
+    };
+    if arch.blocks.iter().flat_map(|block| &block.branches).any(|branch| other_function(&branch.part)) {
+        return Some("an activation_function other than gelu_new".into());
+    }
     if gguf.bare && (arch.o_bias || arch.mlp_bias) {
         return Some("biases on modules other than q, k and v".into());
     }
@@ -62,6 +70,9 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
     let scale = gguf.score_scale.unwrap_or_else(|| (side as f64).powf(-0.5));
     // Latent attention has yarn's factor in its scale, and norms without weights take one up.
     let free = gguf.scales || first.latent.is_some() || arch.qk_norm == QkNorm::Weightless;
+    if arch.scale_by_layer {
+        return Some("scores that are scaled by the number of their block".into());
+    }
     if !free && (arch.attention_scale - scale).abs() > 1e-6 {
         return Some(format!("scores scaled by {}", arch.attention_scale));
     }

@@ -12,9 +12,11 @@ pub(super) fn describe(arch: &Arch, gguf: &Gguf, header: &mut Header) {
     put("context_length", Value::count(arch.max_position_embeddings));
     put("embedding_length", Value::count(arch.hidden_size));
     put("feed_forward_length", of_blocks(arch.blocks.iter().map(|block| width(arch, block))));
-    put("attention.layer_norm_rms_epsilon", Value::F32(arch.rms_norm_eps as f32));
-    if gguf.name == "nemotron_h" {
-        // llama.cpp wants it there, though its norms have no mean.
+    if !arch.layer_norms {
+        put("attention.layer_norm_rms_epsilon", Value::F32(arch.rms_norm_eps as f32));
+    }
+    if arch.layer_norms || gguf.name == "nemotron_h" {
+        // llama.cpp wants it for Nemotron-H too, though its norms have no mean.
         put("attention.layer_norm_epsilon", Value::F32(arch.rms_norm_eps as f32));
     }
     put("vocab_size", Value::count(arch.vocab_size));
@@ -60,7 +62,7 @@ fn of_blocks(numbers: impl Iterator<Item = usize>) -> Value {
 fn width(arch: &Arch, block: &BlockSpec) -> usize {
     let of = |part: &PartSpec| match part {
         PartSpec::Mlp { intermediate_size, .. }
-        | PartSpec::PlainMlp { intermediate_size }
+        | PartSpec::PlainMlp { intermediate_size, .. }
         | PartSpec::MlpAndExperts { intermediate_size } => Some(*intermediate_size),
         PartSpec::Experts => Some(match &arch.experts {
             Some(experts) if matches!(experts.names, ExpertNames::Granite | ExpertNames::Nemotron) => experts.width,

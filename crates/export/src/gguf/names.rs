@@ -1,7 +1,7 @@
 //! llama.cpp's names for the tensors of a model.
 use tunesmith_config::arch::{
     ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, Arch, BlockSpec, BranchSpec, EMBEDDING, Experts, Gguf, LAYER_SCALAR,
-    LM_HEAD, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION, PartSpec,
+    LM_HEAD, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION, POSITIONS, PartSpec,
 };
 
 /// The number of the block and the rest of a tensor's name, `model.layers.0.REST`.
@@ -22,9 +22,13 @@ fn outside(arch: &Arch, gguf: &Gguf, tensor: &str) -> Option<String> {
     let name = match tensor {
         EMBEDDING => "token_embd",
         LM_HEAD => "output",
+        POSITIONS => "position_embd",
         PER_LAYER_EMBEDDING => "per_layer_token_embd",
         PER_LAYER_NORM => "per_layer_proj_norm",
         _ if tensor == arch.final_norm() => gguf.final_norm,
+        _ if tensor.strip_suffix("bias") == arch.final_norm().strip_suffix("weight") => {
+            return Some(format!("{}.bias", gguf.final_norm));
+        }
         _ if module(PER_LAYER_PROJECTION) => "per_layer_model_proj",
         _ if module(ALTUP_PROJECTIONS) => "altup_proj",
         _ if module(ALTUP_UNEMBED_PROJECTIONS) => "altup_unembd_proj",
@@ -138,13 +142,13 @@ fn of_mixer(arch: &Arch, branch: &BranchSpec, module: &str) -> Option<&'static s
             "q_proj" => Some("attn_q"),
             "k_proj" => Some("attn_k"),
             "v_proj" => Some("attn_v"),
-            "qkv_proj" => Some("attn_qkv"),
             "gate_proj" => Some("attn_gate"),
             "q_a_proj" => Some("attn_q_a"),
             "q_a_layernorm" => Some("attn_q_a_norm"),
             "q_b_proj" => Some("attn_q_b"),
             "kv_a_proj_with_mqa" => Some("attn_kv_a_mqa"),
             "kv_a_layernorm" => Some("attn_kv_a_norm"),
+            own if own == names.qkv_proj => Some("attn_qkv"),
             own if own == names.o_proj => Some("attn_output"),
             own if own == names.q_norm => Some("attn_q_norm"),
             own if own == names.k_norm => Some("attn_k_norm"),

@@ -27,14 +27,15 @@ pub static ABOUT: About = About {
     peft_type: "IA3",
     prefix: PREFIX,
     fields: r#"{"fan_in_fan_out": false, "init_ia3_weights": true}"#,
-    indifferent: &["init_ia3_weights"],
+    // PEFT sets it to what the module is.
+    indifferent: &["fan_in_fan_out", "init_ia3_weights"],
     absent: "{}",
 };
 
 /// Without `target_modules`: keys, values, and what goes into the second half of the MLP, as in the paper.
-const TARGETS: [&str; 4] = ["k_proj", "v_proj", "qkv_proj", "down_proj"];
-/// Where `feedforward_modules` is not set: modules of this name, the last of the MLP.
-const INPUTS: &str = "down_proj";
+const TARGETS: [&str; 6] = ["k_proj", "v_proj", "qkv_proj", "c_attn", "down_proj", "mlp.c_proj"];
+/// Where `feedforward_modules` is not set: modules of these names, the last of the MLP.
+const INPUTS: [&str; 2] = ["down_proj", "mlp.c_proj"];
 
 fn list(names: &[&str]) -> TargetModules {
     TargetModules::List(names.iter().map(|&name| name.to_owned()).collect())
@@ -57,8 +58,8 @@ impl Method for Ia3Config {
             target_modules: self.target_modules.clone().unwrap_or_else(|| list(&TARGETS)),
             exclude_modules: self.exclude_modules.clone(),
             modules_to_save: self.modules_to_save.clone(),
-            feedforward: Some(self.feedforward_modules.clone().unwrap_or_else(|| list(&[INPUTS]))),
-            // A model has either k_proj and v_proj or qkv_proj.
+            feedforward: Some(self.feedforward_modules.clone().unwrap_or_else(|| list(&INPUTS))),
+            // A model has either k_proj and v_proj, or qkv_proj, or c_attn.
             strict: self.target_modules.is_some(),
             ..Targets::default()
         }

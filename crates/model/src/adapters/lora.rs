@@ -42,6 +42,8 @@ pub static ABOUT: About = About {
     indifferent: &[
         "corda_config",
         "eva_config",
+        // PEFT sets it to what the module is.
+        "fan_in_fan_out",
         "loftq_config",
         "lora_ga_config",
         "megatron_core",

@@ -202,7 +202,11 @@ impl Model {
         if texts.is_empty() {
             return Ok(Logits { parts: Vec::new() });
         }
-        let end = |text: &Drafted<'_>| self.refuse_cut(text.cache, text.cache.tokens.len() + text.tokens.len());
+        let end = |text: &Drafted<'_>| {
+            let end = text.cache.tokens.len() + text.tokens.len();
+            self.positions.as_ref().map_or(Ok(()), |positions| positions.check(end))?;
+            self.refuse_cut(text.cache, end)
+        };
         texts.iter().try_for_each(end)?;
         let mut growth: Vec<Growth<'_>> = Vec::with_capacity(texts.len());
         for Drafted { cache, tokens: new, drafted } in texts.iter_mut() {
@@ -272,12 +276,18 @@ impl Model {
             }
             start += text.fresh().len();
         }
-        if runs.is_empty() {
-            return (x, None);
+        let (mut x, added) = if runs.is_empty() {
+            (x, None)
+        } else {
+            let splice = Splice::of(runs.into_iter(), tokens.len());
+            let rows = rows.iter().map(|rows| Activation::from_rows(pass.pool, rows, hidden)).collect();
+            put(&splice, &x, rows)
+        };
+        if let Some(positions) = &self.positions {
+            let ids = positions.ids(texts.iter().map(|text| text.start..text.tokens.len()));
+            positions.add(pass, &mut x, &ids);
         }
-        let splice = Splice::of(runs.into_iter(), tokens.len());
-        let rows = rows.iter().map(|rows| Activation::from_rows(pass.pool, rows, hidden)).collect();
-        put(&splice, &x, rows)
+        (x, added)
     }
 
     /// The positions of texts that go on, where pictures make them other than counted.

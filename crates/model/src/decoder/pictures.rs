@@ -99,10 +99,14 @@ impl Model {
     /// The embedding's output with pictures' rows in it, for evaluation.
     pub(super) fn embed_batch(&self, pass: &Pass<'_>, batch: &Batch) -> Result<Placed> {
         let x = self.embed(pass, &batch.tokens);
-        match self.encoded(pass, &batch.images, None)? {
-            Some(seen) => Ok(put(&Splice::new(&batch.images, batch.tokens.len()), &x, seen.features)),
-            None => Ok((x, None)),
+        let (mut x, added) = match self.encoded(pass, &batch.images, None)? {
+            Some(seen) => put(&Splice::new(&batch.images, batch.tokens.len()), &x, seen.features),
+            None => (x, None),
+        };
+        if let (Some(positions), Some(ids)) = (&self.positions, self.position_ids(batch)) {
+            positions.add(pass, &mut x, &ids);
         }
+        Ok((x, added))
     }
 
     /// The rows of pictures `[rows, hidden]`, one picture after the other; nothing where there is none.

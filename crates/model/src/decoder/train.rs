@@ -13,6 +13,7 @@ use tunesmith_data::batch::Batch;
 use tunesmith_device::memory;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::key;
+use tunesmith_ops::elementwise;
 use tunesmith_ops::noise;
 
 impl Model {
@@ -104,8 +105,10 @@ impl Model {
             images: &batch.images,
         };
         let (trains_per_layer, trains_embedding) = (self.trains_per_layer(), self.embedding.trains());
+        let position_ids = self.position_ids(batch);
+        let positions = self.positions.as_ref().zip(position_ids.as_deref());
         let mut before_norm = None;
-        let (x, seen, per_layer) = self.shards.at(0, values, &pass, |pass| {
+        let (x, seen, per_layer, of_positions) = self.shards.at(0, values, &pass, |pass| {
             let (mut x, seen) = self.embed_training(pass, batch, training)?;
             if self.embedding_norm.is_some() && trains_embedding {
                 before_norm = Some(self.look_up(pass, &batch.tokens));
@@ -115,10 +118,14 @@ impl Model {
                 noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
             }
             let per_layer = self.per_layer_inputs(pass, &x, &batch.tokens, trains_per_layer);
-            Ok::<_, Error>((x, seen, per_layer))
+            let of_positions = positions.map(|(it, ids)| it.rows(pass, ids));
+            Ok::<_, Error>((x, seen, per_layer, of_positions))
         })??;
         let embedded = trains_per_layer.then(|| x.copy());
-        let ((x, added), pictures) = self.place(x, seen, &splice);
+        let ((mut x, added), pictures) = self.place(x, seen, &splice);
+        if let Some(rows) = of_positions {
+            elementwise::add(&mut x, &rows);
+        }
         let walk = Walk {
             shards: &self.shards,
             values,
@@ -166,7 +173,8 @@ impl Model {
 
         // Backward.
         let trains_vision = self.vision.as_ref().is_some_and(Vision::trains);
-        let trains_below = trains_embedding || trains_vision || trains_per_layer;
+        let positions = positions.filter(|(it, _)| it.table.trains());
+        let trains_below = trains_embedding || trains_vision || trains_per_layer || positions.is_some();
         let dx = self.blocks.backward(&walk, &pass, trace, dy, params, trains_below, grads)?;
         if let Some(mut dx) = dx.filter(|_| trains_below) {
             grads.open(embedding.clone());
@@ -174,6 +182,9 @@ impl Model {
                 let tokens = (batch.tokens.as_slice(), self.arch.pad_token_id);
                 let dx = trains_embedding.then_some(&mut dx);
                 self.shards.at(0, values, &pass, |pass| it.backward(pass, inputs, (&x, dx), tokens, grads))?;
+            }
+            if let Some((it, ids)) = positions {
+                it.backward(&dx, ids, grads);
             }
             if trains_vision {
                 self.shards.at(0, values, &pass, |pass| {

@@ -228,9 +228,10 @@ impl WeightFiles {
     }
 }
 
-/// Stored buffers that the model computes itself, and the copy of a shared embedding.
+/// Stored buffers that the model computes itself, and the copy of a shared embedding. Old files of GPT-2 have causal masks.
 fn is_passed_over(name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight"
+    let buffers = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+    buffers.iter().any(|buffer| name.ends_with(buffer)) || name == "lm_head.weight"
 }
 
 /// Keys and values of a block that takes those of another: Gemma 4's files have them, and no class of Transformers reads them.

@@ -12,6 +12,8 @@
 //! Those of other families are not transposed, and the gate's rows come before the up's: `experts.gate_up_proj [E, 2I, H]` and
 //! `experts.down_proj [E, H, I]`, in Granite 4 `input_linear.weight` and `output_linear.weight`. Files of such a family may have them or
 //! separate matrices; what is written is as it was read.
+//!
+//! GPT-2's matrices are transposed too, each by itself: `[in, out]`, where the engine has `[out, in]` under the same name.
 use super::format::{Entry, View};
 use super::quantized::{MxTensor, QuantizedTensor};
 use super::{Dtype, Numbers, WeightFiles};
@@ -111,6 +113,15 @@ fn is_stacked(name: &str) -> bool {
     end.is_some_and(|end| STACKED.iter().any(|(name, _)| *name == end))
 }
 
+/// GPT-2's matrices, which files hold transposed, by the ends of their names in a block.
+const TRANSPOSED: [&str; 4] = ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"];
+
+/// Whether the tensor of that name is a transposed matrix in files.
+pub(super) fn is_transposed(name: &str) -> bool {
+    let rest = name.strip_prefix("model.layers.").and_then(|rest| Some(rest.split_once('.')?.1));
+    rest.is_some_and(|rest| TRANSPOSED.contains(&rest))
+}
+
 /// More experts than any model has in a block.
 const MAX_EXPERTS: usize = 1 << 16;
 
@@ -141,6 +152,20 @@ impl WeightFiles {
             }
         }
         self.unstack_rows();
+        self.transpose();
+    }
+
+    /// Reads matrices that the files hold transposed as the engine has them. What is quantized never is.
+    fn transpose(&mut self) {
+        let names: Vec<String> = self.entries.keys().filter(|name| is_transposed(name)).cloned().collect();
+        for name in names.into_iter().filter(|name| !self.quantized.contains_key(name)) {
+            let Some(entry) = self.entries.get_mut(&name) else { continue };
+            let &[inputs, outputs] = entry.shape.as_slice() else { continue };
+            let stored = entry.clone();
+            entry.shape = vec![outputs, inputs];
+            entry.view = Some(View { first: 0, row: 1, column: outputs });
+            self.stacked.insert(name, stored);
+        }
     }
 
     /// As [`WeightFiles::unstack`], of tensors whose rows lie as they are.
@@ -311,7 +336,8 @@ impl Stacking {
     /// The stacked tensors that a folder has in the place of some of `tensors`, which are names and shapes.
     pub fn again<'a>(&self, tensors: impl Iterator<Item = (&'a str, &'a [usize])> + Clone) -> Vec<StackedTensor> {
         let in_rows = StackedTensor::in_rows(tensors.clone()).into_iter().filter(|it| self.0.contains(&it.name));
-        StackedTensor::of(tensors).into_iter().chain(in_rows).collect()
+        let transposed = StackedTensor::transposed(tensors.clone());
+        StackedTensor::of(tensors).into_iter().chain(in_rows).chain(transposed).collect()
     }
 }
 
@@ -370,6 +396,23 @@ impl StackedTensor {
             Some(Self { name, shape, experts: of_each, in_rows: true })
         };
         names.into_iter().filter_map(stacked).collect()
+    }
+
+    /// The matrices that GPT-2's files hold transposed, each by itself.
+    fn transposed<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<Self> {
+        let of = |(name, shape): (&str, &[usize])| match shape {
+            &[outputs, inputs] if is_transposed(name) => {
+                let (name, experts) = (name.to_owned(), vec![vec![name.to_owned()]]);
+                Some(Self { name, shape: vec![inputs, outputs], experts, in_rows: false })
+            }
+            _ => None,
+        };
+        tensors.filter_map(of).collect()
+    }
+
+    /// Whether it is one matrix that files hold transposed.
+    pub fn is_transposed(&self) -> bool {
+        is_transposed(&self.name)
     }
 
     /// One expert's numbers as they are stored, given those of its parts.

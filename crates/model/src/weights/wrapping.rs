@@ -10,7 +10,7 @@ use super::format::{Dtype, Entry, known_dtype};
 use super::makers::MakersPart;
 use super::write::{Numbers, write_floats};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Naming, is_beside, is_decoders};
+use tunesmith_config::arch::{Arch, Naming, is_beside, is_decoders};
 use tunesmith_config::stored_format::StoredFormat;
 
 /// What a multimodal checkpoint has that its language model alone has not.
@@ -21,6 +21,12 @@ pub struct Wrapping {
 }
 
 impl Wrapping {
+    /// Of a model without files, whose family has names of its own; `None` for other families.
+    pub fn drawn(arch: &Arch) -> Option<Self> {
+        let naming = arch.module_names.naming.filter(|_| arch.wrapper.is_none())?;
+        Some(Self { naming: Some(naming), others: Arc::new(WeightFiles::empty()) })
+    }
+
     /// Of files in which nothing is a language model's.
     pub fn of(others: WeightFiles) -> Self {
         Self { naming: None, others: Arc::new(others) }
@@ -163,10 +169,11 @@ impl WeightFiles {
 
     /// Takes out what is no part of a language model, and gives what is the names that it has alone.
     pub(super) fn unwrap_model(&mut self) -> BTreeMap<String, Entry> {
-        self.naming = Naming::find(&|name| self.entries.contains_key(name));
+        let naming = Naming::find(&|name| self.entries.contains_key(name));
+        self.naming = naming.map(Naming::written);
         let mut others = BTreeMap::new();
         for (name, entry) in std::mem::take(&mut self.entries) {
-            let plain = match self.naming {
+            let plain = match naming {
                 Some(naming) => naming.plain(&name),
                 None => is_decoders(&name).then(|| name.clone()),
             };

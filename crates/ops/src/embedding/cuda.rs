@@ -20,7 +20,7 @@ pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Ac
     let (kernel, table) = match table {
         Store::F32(values) => ("embedding_f32", Arg::from(values)),
         Store::Bf16(values) => ("embedding_bf16", Arg::from(values)),
-        Store::Quantized(_) => panic!("an embedding table is never quantized"),
+        Store::Quantized(_) | Store::Interleaved(_) => panic!("an embedding table on a GPU is in floats"),
     };
     let ids = cuda::upload(device, tokens);
     let args = [table, (&ids).into(), out.into(), scale.into(), Arg::count(tokens.len()), Arg::count(features)];

@@ -4,6 +4,9 @@ use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
+/// Vectors of a panel from which threads share it: fewer take less time than handing them over.
+const SHARED_VECTORS: usize = 512;
+
 /// `(act(x), act'(x))`.
 ///
 /// # Safety
@@ -114,11 +117,19 @@ dispatch! {
 
 pub(super) fn forward(act: Gate, gate: &Activation, up: &Activation, out: &mut Activation) {
     let (to, stride) = (out.shared(), out.stride());
-    par::run(gate.panels(), |panel| {
+    let (panels, vectors) = (gate.panels(), stride / LANES);
+    // A step of generation has one panel: threads share it.
+    let parts = if vectors < SHARED_VECTORS { 1 } else { par::threads().div_ceil(panels.max(1)) };
+    par::run(panels * parts, |task| {
+        let (panel, part) = (task / parts, task % parts);
+        let (first, end) = (part * vectors / parts, (part + 1) * vectors / parts);
         let (gate, up) = (gate.panel(panel).as_ptr(), up.panel(panel).as_ptr());
         // SAFETY: `super::forward` asserts that `gate` and `up` have one shape and makes `out` with it; a panel of it
-        // is `stride / LANES` vectors. That of `out` is no other task's.
-        unsafe { forward_panel(act, gate, up, to.get().add(panel * stride), stride / LANES) };
+        // is `stride / LANES` vectors. These ones of `out` are no other task's.
+        unsafe {
+            let at = first * LANES;
+            forward_panel(act, gate.add(at), up.add(at), to.get().add(panel * stride + at), end - first);
+        }
     });
 }
 

@@ -251,6 +251,7 @@ fn stored(
             matrix.widen_as(range.start, count, (to, number));
             to
         }
+        Store::Interleaved(_) => panic!("an interleaved matrix is on the CPU"),
     }
 }
 

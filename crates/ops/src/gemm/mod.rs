@@ -8,6 +8,9 @@ pub(crate) mod cpu;
 mod cuda;
 #[cfg(test)]
 mod fp8_tests;
+pub(crate) mod interleaved;
+#[cfg(test)]
+mod interleaved_tests;
 mod operands;
 #[cfg(test)]
 mod pairs_tests;
@@ -16,6 +19,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+pub use interleaved::Interleaved;
 pub use operands::{Init, Matrix, Product, Store, Target, Term};
 
 use crate::activation::{Activation, LANES};
@@ -51,6 +55,10 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
             assert!(rows > 0 && depth > 0, "no empty product");
             let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
             assert!(fits, "the matrix holds [{rows}, {depth}]");
+            if let Store::Interleaved(matrix) = term.matrix.data {
+                let by_rows = [term.matrix.row, term.matrix.col] == [matrix.width(), 1];
+                assert!(by_rows, "an interleaved matrix is read by rows");
+            }
         }
         match init {
             Init::Zero | Init::Out => {}

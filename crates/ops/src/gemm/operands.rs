@@ -1,4 +1,5 @@
 //! What products take: matrices as they are stored, terms, and what a product is added to.
+use super::interleaved::Interleaved;
 use crate::activation::Activation;
 use crate::floats::{Floats, FloatsMut};
 use crate::quant::Quantized;
@@ -15,6 +16,8 @@ pub enum Store<'a> {
     Bf16(Slice<'a, bf16>),
     /// 4 or 8 bits a number, widened tile by tile too.
     Quantized(&'a Quantized),
+    /// On the CPU, rearranged for products without gradients: read by rows alone.
+    Interleaved(&'a Interleaved),
 }
 
 impl<'a, V: Into<Floats<'a>>> From<V> for Store<'a> {
@@ -30,6 +33,7 @@ impl Store<'_> {
             Self::F32(values) => values.device(),
             Self::Bf16(values) => values.device(),
             Self::Quantized(matrix) => matrix.device(),
+            Self::Interleaved(_) => Device::Cpu,
         }
     }
 
@@ -40,19 +44,20 @@ impl Store<'_> {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
             Self::Quantized(matrix) => matrix.len(),
+            Self::Interleaved(matrix) => matrix.len(),
         }
     }
 
     /// The numbers from `start` on.
     ///
     /// # Panics
-    /// If there are fewer, or the matrix is quantized.
+    /// If there are fewer, or the matrix is quantized or interleaved.
     #[must_use]
     pub fn after(self, start: usize) -> Self {
         match self {
             Self::F32(values) => Self::F32(values.slice(start..values.len())),
             Self::Bf16(values) => Self::Bf16(values.slice(start..values.len())),
-            Self::Quantized(_) => panic!("a quantized matrix is not cut"),
+            Self::Quantized(_) | Self::Interleaved(_) => panic!("a quantized or interleaved matrix is not cut"),
         }
     }
 
@@ -62,6 +67,7 @@ impl Store<'_> {
             Self::F32(values) => values.slice(start..start + out.len()).read_into(out),
             Self::Bf16(values) => values.slice(start..start + out.len()).to_host().convert_to_f32_slice(out),
             Self::Quantized(matrix) => matrix.widen(start, out),
+            Self::Interleaved(matrix) => matrix.widen(start, out),
         }
     }
 }

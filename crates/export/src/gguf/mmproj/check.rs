@@ -17,7 +17,7 @@ pub(super) fn lacks(projector: Projector, vision: &VisionArch, processing: &Proc
     if encoder.channels != 3 {
         return Some(format!("images of {} channels", encoder.channels));
     }
-    if encoder.activation == Pointwise::Relu {
+    if matches!(encoder.activation, Pointwise::Relu | Pointwise::Relu2) {
         return Some("ReLU in an image encoder".into());
     }
     connector(projector, vision)

@@ -31,7 +31,7 @@ pub(super) fn describe(projector: Projector, vision: &VisionArch, processing: &P
     match encoder.activation {
         Pointwise::Silu => header.own("use_silu", Value::Bool(true)),
         Pointwise::Gelu | Pointwise::GeluTanh => header.own("use_gelu", Value::Bool(true)),
-        Pointwise::QuickGelu | Pointwise::Relu => {}
+        Pointwise::QuickGelu | Pointwise::Relu | Pointwise::Relu2 => {}
     }
     let mut put = |key: &str, value: Value| header.own(&format!("vision.{key}"), value);
     let side = Value::count(vision.connector.side());

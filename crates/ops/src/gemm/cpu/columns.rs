@@ -328,6 +328,7 @@ pub(super) unsafe fn some<S: Simd>(
             }
             // SAFETY: the row is one of the matrix, with these columns, of which `to` has room for 16.
             Store::Quantized(values) => unsafe { any_run::<S>(values, at, to.as_mut_ptr(), columns) },
+            Store::Interleaved(values) => values.widen(at, &mut to[..columns]),
         }
     }
     for at in 0..columns {

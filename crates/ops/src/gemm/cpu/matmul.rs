@@ -1,4 +1,5 @@
 //! `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
+use super::interleaved::widen;
 use super::product::{Job, Operands, Order, RawTerm, Stage, TILE_ROWS, matmul_tile};
 use super::strip::Strip;
 use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
@@ -11,6 +12,9 @@ const PACK_PANELS: usize = 6;
 /// Depth from which it pays for tiles of twelve rows, which are most of a cache line: that of an LM head, which no cache holds. Smaller
 /// tiles use less of each line that they read, and packing them pays at any depth.
 const PACK_DEPTH: usize = 4096;
+
+/// The most columns of an interleaved block that are widened at once.
+const WIDE: usize = 256;
 
 /// # Safety
 /// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`] where they are packed in a strip, and the panels `p0..p1` are
@@ -55,6 +59,18 @@ impl Block<'_, '_> {
         if let Some((strip, m0)) = self.strip {
             return Operands { matrix: strip.tile(m - m0, depth), row: 1, col: rows, ..own };
         }
+        if let Some(matrix) = term.interleaved {
+            let lane = m % LANES;
+            let block = matrix.floats(m / LANES, columns[0]).unwrap_or_else(|| {
+                // Tiles rise: the one at the block's beginning has widened it for all of them.
+                if lane == 0 {
+                    // SAFETY: the matrix has the block, and the stage's columns are at most WIDE: `buffer` has room for 16 numbers of each.
+                    unsafe { widen::<S>(matrix, m / LANES, columns, buffer) };
+                }
+                buffer.cast_const()
+            });
+            return Operands { matrix: block.wrapping_add(lane), row: 1, col: LANES, ..own };
+        }
         let float = !whole.matrix.is_null();
         let pays = rows == S::TILE_ROWS && panels >= PACK_PANELS && (rows < 12 || whole.depth >= PACK_DEPTH);
         // SAFETY: the matrix reaches these rows and columns: `gemm::matmul_grouped` has asserted it.
@@ -93,9 +109,16 @@ impl Block<'_, '_> {
 #[inline(always)]
 unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [usize; 2], [p0, p1]: [usize; 2]) {
     let (term, first) = (&stage.first, &stage.first.whole);
-    let blocks = first.depth.div_ceil(DEPTH).max(1);
-    let depth = first.depth.div_ceil(blocks);
     let by_panel = job.order == Order::ByPanel;
+    // Tiles of an interleaved matrix that is not packed lie within its blocks of sixteen rows.
+    let within = term.interleaved.is_some() && !by_panel;
+    let (most_depth, most_rows) = match S::TILE_ROWS {
+        _ if !within => (DEPTH, S::TILE_ROWS),
+        8.. => (WIDE, 8),
+        _ => (WIDE, 4),
+    };
+    let blocks = first.depth.div_ceil(most_depth).max(1);
+    let depth = first.depth.div_ceil(blocks);
     let strips = by_panel || term.quantized.is_some() && term.is_transposed();
     let mut strip = Strip::new();
     #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
@@ -105,7 +128,7 @@ unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [
     let mut rows = SmallVec::<[[usize; 2]; 64]>::new();
     let mut m = m0;
     while m < m1 {
-        let count = tile_rows(m1 - m, S::TILE_ROWS);
+        let count = tile_rows(m1 - m, most_rows);
         rows.push([m, count]);
         m += count;
     }
@@ -160,7 +183,7 @@ pub(super) unsafe fn block(job: &Job<'_>, [m0, m1]: [usize; 2], [p0, p1]: [usize
     let in_strips = || job.order == Order::ByPanel || job.stages.iter().any(|stage| stage.first.quantized.is_some());
     let step = match job.panels {
         // One panel uses each number once: the matrix is read as it lies in memory.
-        1 => TILE_ROWS,
+        1 if job.stages.iter().all(|stage| stage.first.interleaved.is_none()) => TILE_ROWS,
         _ if in_strips() => TASK_ROWS,
         _ => job.row_step,
     };

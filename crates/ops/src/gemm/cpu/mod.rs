@@ -5,6 +5,7 @@ use crate::simd::TileLanes;
 
 mod columns;
 mod grouped;
+mod interleaved;
 mod matmul;
 mod outer;
 pub(crate) mod pairs;

@@ -1,7 +1,7 @@
 //! A product, how it is cut into tasks, and the tile that all kernels have.
 use super::{DEPTH, TASK_ROWS, tile};
 use crate::activation::{Activation, LANES};
-use crate::gemm::{Init, Matrix, Store, Term};
+use crate::gemm::{Init, Interleaved, Matrix, Store, Term};
 use crate::quant::Quantized;
 use crate::simd::{self, Level, TileLanes};
 use smallvec::SmallVec;
@@ -15,6 +15,9 @@ const MOST_ROWS: usize = 288;
 const TASK_PANELS: usize = 16;
 /// The same in pairs: a tile is packed once for all of them.
 pub(super) const PAIR_PANELS: usize = 32;
+
+/// Rows of a task with an interleaved matrix are a multiple of this: of a block's, and of the largest tile's.
+const INTERLEAVED_ROWS: usize = 48;
 
 /// The fewest rows and panels of a product whose tasks pack all of their tiles, and the most panels of such a task. Speed was measured
 /// with 32 and 64 panels; the fewest are estimates.
@@ -44,6 +47,8 @@ pub(super) struct RawTerm<'a> {
     pub(super) narrow: *const u16,
     /// The matrix where it is quantized.
     pub(super) quantized: Option<&'a Quantized>,
+    /// The matrix where it is interleaved.
+    pub(super) interleaved: Option<&'a Interleaved>,
     /// The number of values of the matrix.
     pub(super) len: usize,
 }
@@ -150,7 +155,9 @@ impl<'a> Job<'a> {
     /// The product of one entry of `gemm::matmul_grouped`.
     pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
         let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
-        let pairs = out.pool().in_pairs();
+        // An interleaved matrix is multiplied in float32.
+        let interleaved = terms.iter().any(|term| matches!(term.matrix.data, Store::Interleaved(_)));
+        let pairs = out.pool().in_pairs() && !interleaved;
         // Enough tasks for every thread, each of many rows: a task reads its panels, and rounds them, once for all of them.
         let threads = crate::par::threads();
         let (most_panels, wanted) = if pairs { (PAIR_PANELS, 2 * threads) } else { (TASK_PANELS, 4 * threads) };
@@ -172,6 +179,10 @@ impl<'a> Job<'a> {
             row_step = rows.div_ceil(wanted).next_multiple_of(12).clamp(24, TASK_ROWS);
             let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
             panel_step = panels.div_ceil(panel_tasks).clamp(STRIP_PANELS, MOST_STRIP_PANELS);
+        }
+        if interleaved {
+            // Whole blocks of sixteen rows.
+            row_step = row_step.next_multiple_of(INTERLEAVED_ROWS);
         }
         let mut job = Self {
             out: out.shared().get(),
@@ -233,12 +244,14 @@ impl<'a> RawTerm<'a> {
 
     fn new(term: &Term<'a>) -> Self {
         let Matrix { data, row, col } = term.matrix;
-        let (matrix, narrow, quantized) = match data {
-            Store::F32(values) => (values.cpu_slice().as_ptr(), std::ptr::null(), None),
-            Store::Bf16(values) => (std::ptr::null(), values.cpu_slice().as_ptr().cast(), None),
-            Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
-        };
         let (x, stride, depth) = (term.x.ptr(), term.x.stride(), term.x.features());
-        Self { whole: Operands { matrix, row, col, x, stride, depth }, narrow, quantized, len: data.len() }
+        let whole = Operands { matrix: std::ptr::null(), row, col, x, stride, depth };
+        let own = Self { whole, narrow: std::ptr::null(), quantized: None, interleaved: None, len: data.len() };
+        match data {
+            Store::F32(values) => Self { whole: Operands { matrix: values.cpu_slice().as_ptr(), ..whole }, ..own },
+            Store::Bf16(values) => Self { narrow: values.cpu_slice().as_ptr().cast(), ..own },
+            Store::Quantized(matrix) => Self { quantized: Some(matrix), ..own },
+            Store::Interleaved(matrix) => Self { interleaved: Some(matrix), ..own },
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! the lanes ([`columns`](super::columns)), and a number of a token is broadcast. Each sum has the same multiply-adds in the same order, so
 //! it has the same bits: a text's answer does not depend on how many others are answered with it.
 use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
+use super::interleaved::{self, Reader};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::{Eight, Format, Quantized};
@@ -43,7 +44,15 @@ impl Tokens {
             return Self { panel: x.ptr(), compact: Vec::new(), apart: LANES };
         }
         let apart = if tokens == 1 { 1 } else { COMPACT };
-        let compact = x.panel(0).chunks_exact(LANES).flat_map(|lanes| &lanes[..apart]).copied().collect();
+        // This is what other threads wait for.
+        let mut compact = vec![0.0; x.features() * apart];
+        let features = x.panel(0).chunks_exact(LANES);
+        if apart == 1 {
+            compact.iter_mut().zip(features).for_each(|(to, from)| *to = from[0]);
+        } else {
+            let fours = compact.as_chunks_mut::<COMPACT>().0;
+            fours.iter_mut().zip(features).for_each(|(to, from)| to.copy_from_slice(&from[..COMPACT]));
+        }
         Self { panel: x.ptr(), compact, apart }
     }
 
@@ -82,6 +91,7 @@ fn stored(matrix: &Matrix<'_>) -> (*const u8, usize) {
         Store::Quantized(Quantized::Four(four)) => (four.codes().as_ptr(), 4),
         Store::Quantized(Quantized::Eight(eight)) => (eight.codes().as_ptr(), 8),
         Store::Quantized(Quantized::Tiled(tiled)) => tiled.stored(),
+        Store::Interleaved(_) => (std::ptr::null(), 0), // it fetches what follows itself
     }
 }
 
@@ -188,6 +198,10 @@ impl Block<'_> {
         // SAFETY: sixteen rows are there for each sink where whole steps are taken. For the rest the caller answers.
         unsafe {
             match matrix.data {
+                Store::Interleaved(matrix) => {
+                    let reader = Feed { columns, sinks };
+                    return interleaved::read::<S, _, GROUPS>(matrix, first / LANES, reader);
+                }
                 _ if count < GROUPS * LANES => {}
                 Store::F32(values) => {
                     let from = values.cpu_slice().as_ptr().add(first * row);
@@ -230,6 +244,47 @@ impl Block<'_> {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Hands columns of an interleaved matrix to sinks, one for each sixteen rows.
+struct Feed<'s, K, const GROUPS: usize> {
+    /// The first, and the one after the last.
+    columns: [usize; 2],
+    sinks: &'s mut [K; GROUPS],
+}
+
+impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for Feed<'_, K, GROUPS> {
+    #[inline(always)]
+    unsafe fn read<R: Source<S>>(self, mut sources: [R; GROUPS]) {
+        let Self { columns: [mut k, end], sinks } = self;
+        // SAFETY: as the caller says. Whoever makes this has sinks that may take the columns.
+        unsafe {
+            let (mut turned, mut ahead) = ([R::room(); GROUPS], Ahead { next: std::ptr::null(), step: 0 });
+            // Values of their own: what is behind a reference is written to memory after each column.
+            let mut own = *sinks;
+            while k < end {
+                let count = R::COLUMNS.min(end - k);
+                for (source, to) in sources.iter_mut().zip(&mut turned) {
+                    source.turn(k, &mut ahead, to);
+                }
+                if count == R::COLUMNS {
+                    for at in 0..R::COLUMNS {
+                        for (group, sink) in own.iter_mut().enumerate() {
+                            sink.take(k + at, sources[group].column(&turned[group], at));
+                        }
+                    }
+                } else {
+                    for at in 0..count {
+                        for (group, sink) in own.iter_mut().enumerate() {
+                            sink.take(k + at, sources[group].column(&turned[group], at));
+                        }
+                    }
+                }
+                k += count;
+            }
+            *sinks = own;
         }
     }
 }
@@ -403,7 +458,8 @@ dispatch! { fn task_at = task_kernel(job: &Job<'_>, m0: usize, m1: usize); }
 
 /// Whether this product is one with few tokens, in float32, and its matrices lie in rows.
 pub(super) fn fits(out: &Activation, terms: &[Term<'_>]) -> bool {
-    out.tokens() <= MOST && !out.pool().in_pairs() && terms.iter().all(|term| term.matrix.col == 1)
+    let wide = !out.pool().in_pairs() || terms.iter().any(|term| matches!(term.matrix.data, Store::Interleaved(_)));
+    out.tokens() <= MOST && wide && terms.iter().all(|term| term.matrix.col == 1)
 }
 
 impl<'a> Job<'a> {
@@ -414,7 +470,7 @@ impl<'a> Job<'a> {
             .iter()
             .map(|term| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x) })
             .collect();
-        let step = rows.div_ceil(ROWS).div_ceil(4 * crate::par::threads()).min(TASK_BLOCKS) * ROWS;
+        let step = rows.div_ceil(ROWS).div_ceil(16 * crate::par::threads()).min(TASK_BLOCKS) * ROWS;
         Self { out: out.shared().get(), tokens, init, parts, rows, step }
     }
 

@@ -1,7 +1,9 @@
 //! Tiles of a matrix, packed for the products of a task.
+use super::interleaved::widen;
 use super::product::{RawTerm, TILE_ROWS};
 use super::{DEPTH, TASK_ROWS, tile_rows};
 use crate::activation::LANES;
+use crate::gemm::Interleaved;
 use crate::simd::{Simd, TileLanes};
 use std::mem::MaybeUninit;
 
@@ -92,6 +94,11 @@ impl Strip {
         [k0, depth]: [usize; 2],
     ) {
         let (to, buffer): (*mut f32, *mut f32) = (self.values.as_mut_ptr().cast(), self.widened.as_mut_ptr().cast());
+        if let Some(matrix) = term.interleaved {
+            // SAFETY: as the caller says; a tile's place is as below.
+            unsafe { self.fill_interleaved::<S, T>(matrix, [m, rows], [k0, depth]) };
+            return;
+        }
         if term.is_transposed() {
             // A run of the matrix serves all tiles, so that the scale of its block is looked up once.
             for k in 0..depth {
@@ -125,6 +132,48 @@ impl Strip {
                 }
             }
             done += tile;
+        }
+    }
+
+    /// As [`Strip::fill`], of an interleaved matrix.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn fill_interleaved<S: Simd, T: TileLanes>(
+        &mut self,
+        matrix: &Interleaved,
+        [m, rows]: [usize; 2],
+        [k0, depth]: [usize; 2],
+    ) {
+        const AT_ONCE: usize = 256;
+        const { assert!(AT_ONCE * LANES <= DEPTH * TILE_ROWS) };
+        let (to, buffer): (*mut f32, *mut f32) = (self.values.as_mut_ptr().cast(), self.widened.as_mut_ptr().cast());
+        // Each row's first place, and from one of its numbers to the next.
+        let mut places = [[0; 2]; TASK_ROWS];
+        let mut done = 0;
+        while done < rows {
+            let tile = tile_rows(rows - done, T::TILE_ROWS);
+            for row in 0..tile {
+                places[done + row] = [done * depth + row, tile];
+            }
+            done += tile;
+        }
+        for block in m / LANES..(m + rows).div_ceil(LANES) {
+            for first in (0..depth).step_by(AT_ONCE) {
+                let count = AT_ONCE.min(depth - first);
+                // SAFETY: the block and the columns are some of the matrix, and `buffer` has room for so many. A row's numbers have their
+                // places in its tile, which takes `tile * depth` floats from `done * depth` on.
+                unsafe {
+                    widen::<S>(matrix, block, [k0 + first, count], buffer);
+                    for row in (block * LANES).max(m)..((block + 1) * LANES).min(m + rows) {
+                        let [place, tile] = places[row - m];
+                        for k in 0..count {
+                            *to.add(place + (first + k) * tile) = *buffer.add(k * LANES + row % LANES);
+                        }
+                    }
+                }
+            }
         }
     }
 

@@ -21,7 +21,7 @@ pub(super) fn correct(
     let (kernel, weight) = match weight {
         Store::F32(values) => ("loss_linear_correct_f32", Arg::from(values)),
         Store::Bf16(values) => ("loss_linear_correct_bf16", Arg::from(values)),
-        Store::Quantized(_) => panic!("a head is never quantized"),
+        Store::Quantized(_) | Store::Interleaved(_) => panic!("a head on a GPU is in floats"),
     };
     let targets = cuda::upload(device, targets);
     let number = h_over_s.as_ref().map_or(Number::F32, |h| h.number());

@@ -1,0 +1,177 @@
+//! A pass over the rows of an input that fetches the images which rows name by web address, before the rows are tokenized.
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::inputs::Input;
+use super::pictures::{Pictures, is_bad_image};
+use super::row::Form;
+use super::row_pass::Walker;
+use super::source::{Place, RawRow};
+use super::web_address::Came;
+use tunesmith_base::error::{Error, Kind, Result};
+use tunesmith_base::words::count;
+
+/// How many images are fetched at once.
+const AT_ONCE: usize = 16;
+/// How many reasons of failures the report keeps.
+const NAMED_FAILURES: usize = 5;
+
+/// Images that rows name by web address.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct WebCounts {
+    /// Fetched now.
+    pub fetched: u64,
+    /// The bytes of these.
+    pub bytes: u64,
+    /// In the cache already.
+    pub cached: u64,
+    /// Not fetched, or no image (`data.bad_images: skip`).
+    pub failed: u64,
+    /// Those among them that may be there another time.
+    pub passing: u64,
+    /// The first failures, with their rows.
+    pub failures: Vec<String>,
+}
+
+impl WebCounts {
+    /// As these counts stand for a later run, which fetches nothing.
+    pub(super) fn of_cache(self) -> Self {
+        Self { fetched: 0, bytes: 0, cached: self.cached + self.fetched, ..self }
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.fetched += other.fetched;
+        self.bytes += other.bytes;
+        self.cached += other.cached;
+        self.failed += other.failed;
+        self.passing += other.passing;
+        let free = NAMED_FAILURES - self.failures.len().min(NAMED_FAILURES);
+        self.failures.extend(other.failures.iter().take(free).cloned());
+    }
+
+    /// A sentence for the user; `None` if no row names an address.
+    pub fn summary(&self) -> Option<String> {
+        let Self { fetched, bytes, cached, failed, .. } = self;
+        (fetched + cached + failed > 0).then(|| {
+            let mebibytes = *bytes as f64 / f64::from(1 << 20);
+            format!("{} fetched ({mebibytes:.1} MiB), {cached} in the cache, {failed} failed", count(*fetched, "image"))
+        })
+    }
+
+    fn add(&mut self, place: &Place, came: Result<Option<Came>>) -> Result<()> {
+        match came {
+            Ok(None) => {}
+            Ok(Some(Came::Cached)) => self.cached += 1,
+            Ok(Some(Came::Fetched(bytes))) => (self.fetched, self.bytes) = (self.fetched + 1, self.bytes + bytes),
+            Err(error) if is_bad_image(&error) => {
+                self.failed += 1;
+                self.passing += u64::from(error.kind() == Kind::Io);
+                if self.failures.len() < NAMED_FAILURES {
+                    self.failures.push(error.context(place).message().to_owned());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// An image to fetch, of a row.
+struct Asked {
+    row: usize,
+    place: Place,
+    name: String,
+}
+
+/// What the threads have done, and the error of the earliest row.
+#[derive(Default)]
+struct Done {
+    counts: WebCounts,
+    failed: Option<(usize, Error)>,
+}
+
+/// What the threads share. Each image goes to the one that is free first.
+struct Fetching<'a> {
+    pictures: &'a dyn Pictures,
+    skips: bool,
+    queue: Mutex<Receiver<Asked>>,
+    done: Mutex<Done>,
+}
+
+impl Fetching<'_> {
+    fn done(&self) -> MutexGuard<'_, Done> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fetches images until no more come. Behind a row that failed none is fetched, as the run ends.
+    fn work(&self) {
+        let next = || self.queue.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+        while let Some(Asked { row, place, name }) = next() {
+            if self.done().failed.as_ref().is_some_and(|(first, _)| row > *first) {
+                continue;
+            }
+            let came = self.pictures.fetch(&name);
+            let mut done = self.done();
+            let counted = match came {
+                Err(error) if !self.skips => Err(error),
+                came => done.counts.add(&place, came),
+            };
+            if let Err(error) = counted
+                && done.failed.as_ref().is_none_or(|(first, _)| row < *first)
+            {
+                done.failed = Some((row, error.context(&place)));
+            }
+        }
+    }
+}
+
+/// Fetches the images of all rows of an input. With `skips`, one that cannot be fetched is counted.
+///
+/// # Errors
+/// Those of reading and parsing rows; that of an image that cannot be fetched, with its row; [`Kind::Memory`]: no threads can be started.
+pub(super) fn fetch(
+    walker: &Walker,
+    set: &str,
+    input: &Input,
+    pictures: &dyn Pictures,
+    skips: bool,
+) -> Result<WebCounts> {
+    let links = |row: RawRow, forms: &[Form]| {
+        let place = row.place.clone();
+        let names = row.parse(forms)?.into_images();
+        Ok((place, names.into_iter().filter(|name| pictures.is_remote(name)).collect::<Vec<_>>()))
+    };
+    let (asks, queue) = sync_channel(4 * AT_ONCE);
+    let fetching = Fetching { pictures, skips, queue: Mutex::new(queue), done: Mutex::default() };
+    let walked = std::thread::scope(|scope| {
+        // Dropped at the end, which ends the threads.
+        let asks = asks;
+        let (mut row, mut started) = (0, 0);
+        walker.walk(&format!("fetching images of {set}"), input, &links, &mut |(place, names)| {
+            for name in names {
+                // The first image starts the threads: many sets have none to fetch.
+                while started < AT_ONCE {
+                    std::thread::Builder::new().spawn_scoped(scope, || fetching.work()).map_err(|error| {
+                        Error::memory("cannot start threads that fetch images")
+                            .caused_by(error)
+                            .hint("raise the limits of processes and memory (ulimit -u, ulimit -v)")
+                    })?;
+                    started += 1;
+                }
+                let sent = asks.send(Asked { row, place: place.clone(), name });
+                if sent.is_err() || fetching.done().failed.is_some() {
+                    return Err(Error::data("an image cannot be fetched")); // its own error goes first, below
+                }
+            }
+            row += 1;
+            Ok(())
+        })
+    });
+    let Done { counts, failed } = fetching.done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match failed {
+        Some((_, error)) => Err(error),
+        None => walked.map(|()| counts),
+    }
+}

@@ -1,0 +1,222 @@
+//! Columns of an interleaved matrix: each is read as it lies in memory.
+use super::columns::{Ahead, Source};
+use crate::activation::LANES;
+use crate::gemm::interleaved::{Interleaved, Numbers};
+use crate::quant::{EIGHTH, Format};
+use crate::simd::{Number, Simd, prefetch_far};
+
+/// Bytes from what is multiplied to what is fetched meanwhile.
+const AHEAD: usize = 8192;
+/// Blocks of a row from the scales that are multiplied to those that are fetched meanwhile.
+const SCALES_AHEAD: usize = 8;
+/// Columns between two looks at what to fetch.
+const COLUMNS: usize = 8;
+
+/// Asks for the lines `AHEAD` bytes after the `BYTES` from `at` on.
+#[inline(always)]
+fn fetch<const BYTES: usize>(at: *const u8) {
+    for line in (0..BYTES).step_by(64) {
+        prefetch_far(at.wrapping_add(AHEAD + line).cast());
+    }
+}
+
+/// Sixteen rows in f32 or bfloat16.
+#[derive(Clone, Copy)]
+pub(super) struct Plain<T>(*const T);
+
+impl<S: Simd, T: Number> Source<S> for Plain<T> {
+    const COLUMNS: usize = COLUMNS;
+    type Turned = *const T;
+    #[inline(always)]
+    unsafe fn turn(&mut self, k: usize, _: &mut Ahead, to: &mut *const T) {
+        *to = self.0.wrapping_add(k * LANES);
+        if size_of::<T>() == 4 {
+            fetch::<{ 4 * COLUMNS * LANES }>(to.cast());
+        } else {
+            fetch::<{ 2 * COLUMNS * LANES }>(to.cast());
+        }
+    }
+    #[inline(always)]
+    unsafe fn room() -> *const T {
+        std::ptr::null()
+    }
+    #[inline(always)]
+    unsafe fn column(&self, turned: &*const T, at: usize) -> S::V {
+        // SAFETY: a column has sixteen numbers.
+        unsafe {
+            let numbers = turned.add(at * LANES);
+            if size_of::<T>() == 4 { S::load(numbers.cast()) } else { S::load_bf16(numbers.cast()) }
+        }
+    }
+}
+
+/// Sixteen rows in int8 or FP8.
+#[derive(Clone, Copy)]
+pub(super) struct Bytes<V, const FP8: bool> {
+    codes: *const u8,
+    factor: V,
+}
+
+impl<S: Simd, const FP8: bool> Source<S> for Bytes<S::V, FP8> {
+    const COLUMNS: usize = COLUMNS;
+    type Turned = *const u8;
+    #[inline(always)]
+    unsafe fn turn(&mut self, k: usize, _: &mut Ahead, to: &mut *const u8) {
+        *to = self.codes.wrapping_add(k * LANES);
+        fetch::<{ COLUMNS * LANES }>(*to);
+    }
+    #[inline(always)]
+    unsafe fn room() -> *const u8 {
+        std::ptr::null()
+    }
+    #[inline(always)]
+    unsafe fn column(&self, turned: &*const u8, at: usize) -> S::V {
+        // SAFETY: a column has sixteen codes.
+        unsafe {
+            let codes = turned.add(at * LANES);
+            if FP8 {
+                S::mul(S::load_e4m3(codes), self.factor)
+            } else {
+                S::mul(S::mul(S::load_i8(codes), self.factor), S::splat(EIGHTH))
+            }
+        }
+    }
+}
+
+/// Sixteen rows of 4 bits a number.
+#[derive(Clone, Copy)]
+pub(super) struct Nibbles<V> {
+    codes: *const u8,
+    scales: *const f32,
+    shift: u32,
+    table: V,
+}
+
+/// Eight columns, whose numbers of a row have one scale.
+#[derive(Clone, Copy)]
+pub(super) struct Eight<V> {
+    codes: *const u8,
+    factor: V,
+}
+
+impl<S: Simd> Source<S> for Nibbles<S::V> {
+    const COLUMNS: usize = COLUMNS;
+    type Turned = Eight<S::V>;
+    #[inline(always)]
+    unsafe fn turn(&mut self, k: usize, _: &mut Ahead, to: &mut Self::Turned) {
+        to.codes = self.codes.wrapping_add(k / 2 * LANES);
+        fetch::<{ COLUMNS * LANES / 2 }>(to.codes);
+        let scales = self.scales.wrapping_add((k >> self.shift) * LANES);
+        prefetch_far(scales.wrapping_add(SCALES_AHEAD * LANES));
+        // SAFETY: each block of a row has a scale. `k` is a multiple of 8, and blocks have at least 16 numbers.
+        to.factor = unsafe { S::load(scales) };
+    }
+    #[inline(always)]
+    unsafe fn room() -> Self::Turned {
+        // SAFETY: as the caller says.
+        Eight { codes: std::ptr::null(), factor: unsafe { S::splat(0.0) } }
+    }
+    #[inline(always)]
+    unsafe fn column(&self, turned: &Self::Turned, at: usize) -> S::V {
+        // SAFETY: a pair of columns has sixteen bytes.
+        unsafe {
+            let [high, low] = S::lookup_pairs(self.table, turned.codes.add(at / 2 * LANES));
+            S::mul(if at.is_multiple_of(2) { high } else { low }, turned.factor)
+        }
+    }
+}
+
+/// What is done with the columns of a block of sixteen rows, or of several.
+pub(super) trait Reader<S: Simd, const GROUPS: usize> {
+    /// # Safety
+    /// The features of `S`; the sources have the columns that the reader takes.
+    unsafe fn read<R: Source<S>>(self, sources: [R; GROUPS]);
+}
+
+/// Hands the columns of `GROUPS` blocks from `block` on to `reader`, as what they are stored as.
+///
+/// # Safety
+/// The features of `S`; the matrix has these blocks.
+#[inline(always)]
+pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
+    matrix: &Interleaved,
+    block: usize,
+    reader: R,
+) {
+    let width = matrix.width();
+    let first = |group: usize| (block + group) * width * LANES;
+    // SAFETY: as the caller says.
+    unsafe {
+        match &matrix.numbers {
+            Numbers::F32(values) => reader.read(std::array::from_fn(|group| Plain(values.as_ptr().add(first(group))))),
+            Numbers::Bf16(values) => {
+                reader.read(std::array::from_fn(|group| Plain(values.as_ptr().cast::<u16>().add(first(group)))));
+            }
+            Numbers::Eight { format, codes, scales } => {
+                let factor = |group: usize| S::load(scales.as_ptr().add((block + group) * LANES));
+                if *format == Format::Fp8 {
+                    let mut all = [Bytes::<S::V, true> { codes: codes.as_ptr(), factor: factor(0) }; GROUPS];
+                    for (group, bytes) in all.iter_mut().enumerate() {
+                        *bytes = Bytes { codes: codes.as_ptr().add(first(group)), factor: factor(group) };
+                    }
+                    reader.read(all);
+                } else {
+                    let mut all = [Bytes::<S::V, false> { codes: codes.as_ptr(), factor: factor(0) }; GROUPS];
+                    for (group, bytes) in all.iter_mut().enumerate() {
+                        *bytes = Bytes { codes: codes.as_ptr().add(first(group)), factor: factor(group) };
+                    }
+                    reader.read(all);
+                }
+            }
+            Numbers::Four { codes, table, shift, scales } => {
+                let table = S::load(table.as_ptr());
+                let mut all =
+                    [Nibbles { codes: codes.as_ptr(), scales: scales.as_ptr(), shift: *shift, table }; GROUPS];
+                for (group, nibbles) in all.iter_mut().enumerate() {
+                    nibbles.codes = codes.as_ptr().add(first(group) / 2);
+                    nibbles.scales = scales.as_ptr().add(first(group) >> shift);
+                }
+                reader.read(all);
+            }
+        }
+    }
+}
+
+/// Writes columns end to end, 16 floats each.
+struct Widen {
+    /// The first column, and how many.
+    columns: [usize; 2],
+    to: *mut f32,
+}
+
+impl<S: Simd> Reader<S, 1> for Widen {
+    #[inline(always)]
+    unsafe fn read<R: Source<S>>(self, [mut source]: [R; 1]) {
+        let Self { columns: [first, count], to } = self;
+        // SAFETY: the source has these columns, and `to` has room for them. What is fetched ahead may lie beyond the matrix: fetching
+        // reads nothing.
+        unsafe {
+            let (mut turned, mut ahead) = (R::room(), Ahead { next: std::ptr::null(), step: 0 });
+            let mut k = first;
+            while k < first + count {
+                let begin = k / R::COLUMNS * R::COLUMNS;
+                let end = (begin + R::COLUMNS).min(first + count);
+                source.turn(begin, &mut ahead, &mut turned);
+                for at in k..end {
+                    S::store(to.add((at - first) * LANES), source.column(&turned, at - begin));
+                }
+                k = end;
+            }
+        }
+    }
+}
+
+/// Writes columns of a block of sixteen rows end to end in float32, `count` from `first` on.
+///
+/// # Safety
+/// The features of `S`; the matrix has the block and these columns; `to` has room for 16 floats of each.
+#[inline(always)]
+pub(super) unsafe fn widen<S: Simd>(matrix: &Interleaved, block: usize, columns: [usize; 2], to: *mut f32) {
+    // SAFETY: as the caller says.
+    unsafe { read::<S, _, 1>(matrix, block, Widen { columns, to }) };
+}

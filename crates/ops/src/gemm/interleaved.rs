@@ -1,0 +1,145 @@
+//! A matrix for products without gradients on the CPU: of each column, the numbers of sixteen rows lie side by side. A step of generation
+//! then reads memory from end to end, and turns nothing.
+use super::Store;
+use crate::activation::LANES;
+use crate::fp8;
+use crate::quant::{EIGHTH, Format, Quantized};
+use half::bf16;
+use rayon::prelude::*;
+use tunesmith_cpu_slice::CpuSlice as _;
+use tunesmith_device::Device;
+
+/// A matrix `[rows, width]` as `[block of 16 rows][column][16 rows]`; missing rows of the last block are zero.
+///
+/// Numbers of 4 bits lie in pairs of columns, `[block of 16 rows][pair][16 rows]`, the first of a pair in the high half of a byte.
+#[derive(Debug)]
+pub struct Interleaved {
+    rows: usize,
+    width: usize,
+    pub(super) numbers: Numbers,
+}
+
+#[derive(Debug)]
+pub(super) enum Numbers {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+    Eight {
+        format: Format,
+        codes: Vec<u8>,
+        /// One a row.
+        scales: Vec<f32>,
+    },
+    Four {
+        codes: Vec<u8>,
+        table: [f32; LANES],
+        /// A scale is of `1 << shift` numbers.
+        shift: u32,
+        /// `[block of 16 rows][block of a row][16 rows]`.
+        scales: Vec<f32>,
+    },
+}
+
+/// `[rows][width]` as `[block of 16 rows][width][16 rows]`.
+fn interleave<T: Copy + Default + Send + Sync>(from: &[T], width: usize) -> Vec<T> {
+    let rows = from.len() / width;
+    let mut to = vec![T::default(); rows.next_multiple_of(LANES) * width];
+    to.par_chunks_exact_mut(LANES * width).zip(from.par_chunks(LANES * width)).for_each(|(to, from)| {
+        for (lane, row) in from.chunks_exact(width).enumerate() {
+            for (column, &value) in to.chunks_exact_mut(LANES).zip(row) {
+                column[lane] = value;
+            }
+        }
+    });
+    to
+}
+
+impl Interleaved {
+    /// A matrix of rows of `width` numbers, rearranged; nothing where it stays as it is: on a GPU, in tiles, or in blocks of 4 bits that do not
+    /// end with its rows.
+    ///
+    /// # Panics
+    /// If `width` is 0 or does not divide the numbers of the matrix.
+    pub fn new(matrix: Store<'_>, width: usize) -> Option<Self> {
+        assert!(width > 0 && matrix.len().is_multiple_of(width), "whole rows");
+        if matrix.device() != Device::Cpu {
+            return None;
+        }
+        let numbers = match matrix {
+            Store::F32(values) => Numbers::F32(interleave(values.cpu_slice(), width)),
+            Store::Bf16(values) => Numbers::Bf16(interleave(values.cpu_slice(), width)),
+            Store::Quantized(Quantized::Eight(eight)) if eight.width() == width => {
+                let mut scales = eight.scales().to_vec();
+                scales.resize(scales.len().next_multiple_of(LANES), 0.0);
+                Numbers::Eight { format: eight.format(), codes: interleave(eight.codes(), width), scales }
+            }
+            Store::Quantized(Quantized::Four(four)) if width.is_multiple_of(four.block()) => Numbers::Four {
+                codes: interleave(four.codes(), width / 2),
+                table: *four.table(),
+                shift: four.block().trailing_zeros(),
+                scales: interleave(&four.scales().all(), width / four.block()),
+            },
+            Store::Quantized(_) | Store::Interleaved(_) => return None,
+        };
+        Some(Self { rows: matrix.len() / width, width, numbers })
+    }
+
+    /// Numbers of a row.
+    pub const fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The number of values of the matrix.
+    #[allow(clippy::len_without_is_empty)] // no matrix is empty
+    pub const fn len(&self) -> usize {
+        self.rows * self.width
+    }
+
+    /// What it takes in memory.
+    pub fn bytes(&self) -> usize {
+        match &self.numbers {
+            Numbers::F32(values) => 4 * values.len(),
+            Numbers::Bf16(values) => 2 * values.len(),
+            Numbers::Eight { codes, scales, .. } | Numbers::Four { codes, scales, .. } => {
+                codes.len() + 4 * scales.len()
+            }
+        }
+    }
+
+    /// Where the columns of a block from `column` on lie, 16 floats each, if the matrix is in float32.
+    pub(super) fn floats(&self, block: usize, column: usize) -> Option<*const f32> {
+        let Numbers::F32(values) = &self.numbers else { return None };
+        Some(values.as_ptr().wrapping_add((block * self.width + column) * LANES))
+    }
+
+    /// The number of a row and a column.
+    fn at(&self, row: usize, column: usize) -> f32 {
+        let (block, lane) = (row / LANES, row % LANES);
+        let place = |column: usize, width: usize| (block * width + column) * LANES + lane;
+        match &self.numbers {
+            Numbers::F32(values) => values[place(column, self.width)],
+            Numbers::Bf16(values) => values[place(column, self.width)].to_f32(),
+            Numbers::Eight { format: Format::Fp8, codes, scales } => {
+                fp8::VALUES[usize::from(codes[place(column, self.width)])] * scales[row]
+            }
+            Numbers::Eight { codes, scales, .. } => {
+                f32::from(codes[place(column, self.width)].cast_signed()) * scales[row] * EIGHTH
+            }
+            Numbers::Four { codes, table, shift, scales } => {
+                let codes = codes[place(column / 2, self.width / 2)];
+                let code = if column.is_multiple_of(2) { codes >> 4 } else { codes & 15 };
+                table[usize::from(code)] * scales[place(column >> shift, self.width >> shift)]
+            }
+        }
+    }
+
+    /// Writes the numbers from `start` on, as row-major ones are counted, to `out`.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn widen(&self, start: usize, out: &mut [f32]) {
+        assert!(start.checked_add(out.len()).is_some_and(|end| end <= self.len()), "the numbers lie within the matrix");
+        for (index, value) in (start..).zip(out) {
+            *value = self.at(index / self.width, index % self.width);
+        }
+    }
+}
