@@ -163,7 +163,7 @@ impl Parts {
     pub fn bare(&self, model: &ModelConfig) -> Result<Model> {
         let mut config = Config { model: model.clone(), ..Config::default() };
         config.tuning.lora = idle(&self.arch);
-        Model::load_for_inference(&self.arch, Some(&self.weights), &config, &self.below)
+        Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)
     }
 
     /// Loads the model with the unmerged adapter on top; section `model` says how the base is kept in memory.
@@ -173,7 +173,7 @@ impl Parts {
     pub fn adapted(&self, top: &LoadedAdapter, model: &ModelConfig) -> Result<Model> {
         let mut config = Config { model: model.clone(), ..Config::default() };
         config.tuning = top.config.settings(&self.arch, &config.tuning)?;
-        let mut model = Model::load_for_inference(&self.arch, Some(&self.weights), &config, &self.below)?;
+        let mut model = Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)?;
         set_adapter(&mut model, top);
         Ok(model)
     }
@@ -230,8 +230,7 @@ impl Merged {
     /// # Errors
     /// As [`Merged::values`].
     pub fn model(&self) -> Result<Model> {
-        let config = frozen_config(&self.arch, self.device);
-        Model::load_for_inference(&self.arch, Some(&self.weights), &config, &self.stack)
+        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(&self.arch, self.device), &self.stack)
     }
 }
 
@@ -265,7 +264,7 @@ pub fn plain_model(dir: &Path, vision: Option<Arc<VisionArch>>, device: DeviceCh
     let mut arch = Arch::from_dir(dir)?;
     let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
     arch.vision = vision;
-    Model::load_for_inference(&arch, Some(&weights), &frozen_config(&arch, device), &Stack::default())
+    Model::load(&arch, Some(&weights), &frozen_config(&arch, device))
 }
 
 const ROWS: usize = 4;

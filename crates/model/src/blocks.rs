@@ -107,11 +107,6 @@ fn fetched((x, saved): KeptOfBlock) -> KeptOfBlock {
 }
 
 impl Blocks {
-    #[cfg(test)]
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Block> {
-        self.all.iter_mut()
-    }
-
     /// `blocks` have the segments from `first_segment` on. Backward goes down to the lowest that trains, or to the first
     /// where `trains_below`.
     pub fn new(
@@ -336,5 +331,12 @@ impl Blocks {
             Some(half @ Half::F16) if gradient.number() != half.number() => Narrow::new(&gradient, Half::F16).widen(),
             _ => gradient,
         }
+    }
+}
+
+#[cfg(test)]
+impl Blocks {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Block> {
+        self.all.iter_mut()
     }
 }

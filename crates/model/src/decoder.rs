@@ -28,8 +28,6 @@ use tunesmith_ops::loss::{Terms, Totals};
 use tunesmith_ops::narrow::Half;
 
 mod counts;
-#[cfg(test)]
-mod inference_tests;
 mod next;
 mod passes;
 mod pictures;
@@ -369,3 +367,6 @@ fn labelled(batch: &Batch) -> (Vec<usize>, Vec<u32>) {
     let labelled = batch.targets.iter().enumerate().filter(|&(_, &target)| target != IGNORE);
     labelled.map(|(row, &target)| (row, target as u32)).unzip()
 }
+
+#[cfg(test)]
+mod inference_tests;
