@@ -136,9 +136,10 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
     let model = Model::load_for_inference(&arch, weights.as_ref(), &config, &Stack::default())?;
     let narrow = config.model.dtype == tunesmith_config::Dtype::Bfloat16;
     let each = if narrow { 2.0 } else { 4.0 };
-    // In 4 bits also the scales, which are nested: a byte for each 64 numbers.
+    // In 4 bits also the scales, one for each 64 numbers: nested they are bytes, rearranged for the CPU they are floats.
+    let scale = if model.device() == Device::Cpu { 4.0 } else { 1.0 };
     let coded = match config.model.quantization {
-        Quantization::Nf4 | Quantization::Fp4 => 0.5 + 1.0 / 64.0,
+        Quantization::Nf4 | Quantization::Fp4 => 0.5 + scale / 64.0,
         Quantization::Int8 | Quantization::Fp8 => 1.0,
         _ => each,
     };

@@ -127,7 +127,7 @@ impl WebClient {
 
     fn ask(&self, url: &str) -> Result<HubResponse, Failure> {
         if origin(url).is_none() {
-            return Err(Failure::InvalidAnswer("an address that is none, or not of http or https".into()));
+            return Err(Failure::InvalidAnswer("the address is not valid, or not of http or https".into()));
         }
         if login(url).is_some() {
             return Err(Failure::InvalidAnswer("the address has a user name or a password, which are not sent".into()));
@@ -174,7 +174,7 @@ struct NotPublic;
 
 impl fmt::Display for NotPublic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the host is not of the public internet, and no other is asked")
+        f.write_str("the host is not on the public internet, and only such hosts are asked")
     }
 }
 

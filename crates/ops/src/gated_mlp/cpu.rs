@@ -4,7 +4,7 @@ use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// Vectors of a panel from which threads share it: fewer take less time than handing them over.
+/// Vectors of a panel from which threads share it: an estimate of when that takes longer than handing them over.
 const SHARED_VECTORS: usize = 512;
 
 /// `(act(x), act'(x))`.

@@ -94,17 +94,6 @@ impl Interleaved {
         self.rows * self.width
     }
 
-    /// What it takes in memory.
-    pub fn bytes(&self) -> usize {
-        match &self.numbers {
-            Numbers::F32(values) => 4 * values.len(),
-            Numbers::Bf16(values) => 2 * values.len(),
-            Numbers::Eight { codes, scales, .. } | Numbers::Four { codes, scales, .. } => {
-                codes.len() + 4 * scales.len()
-            }
-        }
-    }
-
     /// Where the columns of a block from `column` on lie, 16 floats each, if the matrix is in float32.
     pub(super) fn floats(&self, block: usize, column: usize) -> Option<*const f32> {
         let Numbers::F32(values) = &self.numbers else { return None };

@@ -83,6 +83,27 @@ impl<S: Simd, const FP8: bool> Source<S> for Bytes<S::V, FP8> {
     }
 }
 
+/// `GROUPS` times sixteen rows of `width` codes, with a scale each.
+///
+/// # Safety
+/// The features of `S`; the codes and scales are there.
+#[inline(always)]
+unsafe fn bytes<S: Simd, const FP8: bool, const GROUPS: usize>(
+    codes: *const u8,
+    scales: *const f32,
+    width: usize,
+) -> [Bytes<S::V, FP8>; GROUPS] {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut all = [Bytes { codes, factor: S::splat(0.0) }; GROUPS];
+        for (group, bytes) in all.iter_mut().enumerate() {
+            bytes.codes = codes.add(group * width * LANES);
+            bytes.factor = S::load(scales.add(group * LANES));
+        }
+        all
+    }
+}
+
 /// Sixteen rows of 4 bits a number.
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles<V> {
@@ -153,19 +174,11 @@ pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
                 reader.read(std::array::from_fn(|group| Plain(values.as_ptr().cast::<u16>().add(first(group)))));
             }
             Numbers::Eight { format, codes, scales } => {
-                let factor = |group: usize| S::load(scales.as_ptr().add((block + group) * LANES));
+                let (codes, scales) = (codes.as_ptr().add(first(0)), scales.as_ptr().add(block * LANES));
                 if *format == Format::Fp8 {
-                    let mut all = [Bytes::<S::V, true> { codes: codes.as_ptr(), factor: factor(0) }; GROUPS];
-                    for (group, bytes) in all.iter_mut().enumerate() {
-                        *bytes = Bytes { codes: codes.as_ptr().add(first(group)), factor: factor(group) };
-                    }
-                    reader.read(all);
+                    reader.read(bytes::<S, true, GROUPS>(codes, scales, width));
                 } else {
-                    let mut all = [Bytes::<S::V, false> { codes: codes.as_ptr(), factor: factor(0) }; GROUPS];
-                    for (group, bytes) in all.iter_mut().enumerate() {
-                        *bytes = Bytes { codes: codes.as_ptr().add(first(group)), factor: factor(group) };
-                    }
-                    reader.read(all);
+                    reader.read(bytes::<S, false, GROUPS>(codes, scales, width));
                 }
             }
             Numbers::Four { codes, table, shift, scales } => {

@@ -15,6 +15,7 @@ const PACK_DEPTH: usize = 4096;
 
 /// The most columns of an interleaved block that are widened at once.
 const WIDE: usize = 256;
+const _: () = assert!(WIDE * LANES <= DEPTH * TILE_ROWS, "a tile's memory has room for them");
 
 /// # Safety
 /// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`] where they are packed in a strip, and the panels `p0..p1` are
