@@ -1,4 +1,5 @@
 //! Files that the user names: what stands there stays, and no two commands write one.
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::run::fixture::{Fixture, said, tunesmith};
 
-fn run<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Output {
+fn run<S: AsRef<OsStr>>(args: &[S]) -> Output {
     tunesmith(args).env_remove("CONFIG").output().unwrap()
 }
 
@@ -70,7 +71,7 @@ fn images_without_captions_are_captioned_from_a_file_too() {
     let fixture = Fixture::new();
     let at = |name: &str| fixture.path(name).display().to_string();
     let rows = [json!({"image": "0330.png"}), json!({"image": "0331.png", "id": 7})];
-    fs::write(at("rows.jsonl"), rows.map(|row| format!("{row}\n")).concat()).unwrap();
+    fs::write(at("rows.jsonl"), rows.each_ref().map(|row| format!("{row}\n")).concat()).unwrap();
     let captions = ["infer", "examples/caption/caption.yaml", "--base", "gen.max_new_tokens=2"];
     let (input, out) = (at("rows.jsonl"), at("out.jsonl"));
     let of_file = ["data.image_dir=examples/caption/data", "--in", &input, "--out", &out];
@@ -85,9 +86,8 @@ fn images_without_captions_are_captioned_from_a_file_too() {
 
     let address = [&captions[..], &["--image", "https://example.com/a.png"]].concat();
     fails(&run(&address), 3, "a file is expected here");
-    let name = fixture.root.path().join(std::ffi::OsStr::from_bytes(b"\xff.png"));
+    let name = fixture.root.path().join(OsStr::from_bytes(b"\xff.png"));
     fs::copy(Path::new("examples/caption/data/0330.png"), &name).unwrap();
-    let words: Vec<_> =
-        captions.iter().map(std::ffi::OsStr::new).chain(["--image".as_ref(), name.as_os_str()]).collect();
+    let words: Vec<_> = captions.iter().map(OsStr::new).chain([OsStr::new("--image"), name.as_os_str()]).collect();
     fails(&run(&words), 3, "not valid UTF-8");
 }
