@@ -34,7 +34,9 @@ export NPROC := env("NPROC", "")
 # the repository that `download-model` downloads
 export MODEL := env("MODEL", "")
 
-tunesmith := justfile_directory() / "target/release/tunesmith"
+# the folder of builds: cargo's own variables for it hold here too
+target := env("CARGO_TARGET_DIR", env("CARGO_BUILD_TARGET_DIR", justfile_directory() / "target"))
+tunesmith := target / "release/tunesmith"
 
 # list the recipes
 @_default:
@@ -43,14 +45,20 @@ tunesmith := justfile_directory() / "target/release/tunesmith"
 # builds the program if its sources have changed
 @_build:
     if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: some 240 crates are compiled, which takes 6 to 15 minutes on two cores" >&2; fi; \
-    cargo build --release --locked $quiet
+    cargo build --release --locked --target-dir "{{ target }}" $quiet
 
 # build tunesmith, and show what this machine has and lacks
 [group('start here')]
 install *ARGS:
     @[ -x "{{ tunesmith }}" ] || echo "first build: some 240 crates are compiled, which takes 6 to 15 minutes on two cores" >&2
-    cargo build --release --locked
+    cargo build --release --locked --target-dir "{{ target }}"
     @"{{ tunesmith }}" doctor "$@"
+
+# show what this machine has and lacks
+[group('start here')]
+[no-exit-message]
+@doctor *ARGS: _build
+    "{{ tunesmith }}" doctor "$@"
 
 # fine-tune the small embedded model: generations before and after, an adapter, a report (about two minutes)
 [group('start here')]
@@ -205,6 +213,18 @@ install *ARGS:
 [no-exit-message]
 @dapt-docx *ARGS: _build
     scripts/rows ingest "{{ tunesmith }}" "$@"
+
+# list the model families, or describe a folder: just models examples/quickstart/model
+[group('data')]
+[no-exit-message]
+@models *ARGS: _build
+    "{{ tunesmith }}" models "$@"
+
+# run a frozen image encoder ahead of training: just encode CONFIG=examples/caption/caption.yaml
+[group('data')]
+[no-exit-message]
+@encode *ARGS: _build
+    "{{ tunesmith }}" encode "$@"
 
 # download a model from the hub: just download-model MODEL=owner/name [--revision R] [--dir DIR]; --dataset for data sets
 [group('data')]

@@ -1,4 +1,5 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
+use super::atomic_lines;
 use super::terminal::{print, print_exact};
 use crate::bench::bench_cache::MeasuredRate;
 use crate::bench::decode_bench;
@@ -9,7 +10,7 @@ use crate::bench::training::{self, TrainingOutcome, TrainingRequest};
 use crate::config::{Bytes, Checkpointing, Config, ConfigValue as _, Dtype, Mode, Node, Quantization, TargetModules};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::files::atomic;
+use crate::files::output::{Existing, OutputFile};
 use crate::memory::human_bytes;
 use crate::model::adapters::KINDS;
 use crate::model::device::{describe, device};
@@ -107,6 +108,9 @@ pub struct Args {
     /// Write the JSON object to this file as well
     #[arg(long, value_name = "FILE.json", conflicts_with = "sweep")]
     json_file: Option<PathBuf>,
+    /// Replace an existing file
+    #[arg(long, requires = "json_file")]
+    overwrite: bool,
 }
 
 impl Args {
@@ -141,9 +145,13 @@ impl Args {
             .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?
             + "\n";
         if let Some(file) = &self.json_file {
-            atomic::write(file, json.as_bytes()).map_err(|error| Error::io("write", file, &error))?;
+            atomic_lines::write(file, self.existing(), &json)?;
         }
         if self.json { print_exact(&json) } else { print(text) }
+    }
+
+    fn existing(&self) -> Existing {
+        Existing::unless("--overwrite", self.overwrite)
     }
 
     /// What is measured: a built-in shape, a `config.json` or a model folder.
@@ -182,6 +190,11 @@ fn show_ranks(args: &Args, lines: &[RanksLine]) -> Result<()> {
 /// # Errors
 /// Unknown shapes and modes, unreadable rows.
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(file) = &args.json_file {
+        let inputs: Vec<PathBuf> = args.model.iter().chain(&args.data).cloned().collect();
+        // A file that cannot be written is reported before the measurement.
+        drop(OutputFile::create(file, args.existing(), &inputs)?);
+    }
     let mut config = Config::default();
     config.tuning.mode = match args.mode.as_str() {
         "qlora" => Mode::Lora,

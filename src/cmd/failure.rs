@@ -3,9 +3,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::atomic_lines;
 use crate::comm::env;
 use crate::error::{Error, Kind};
-use crate::files::atomic;
+use crate::files::output::Existing;
 
 /// An error in the form of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +59,7 @@ pub fn report(error: &Error) -> bool {
     let Some(path) = std::env::var_os(env::ERROR_FILE).filter(|path| !path.is_empty()) else { return false };
     let rank = std::env::var("RANK").unwrap_or_default();
     let text = serde_json::to_string(&Report::new(error, &rank));
-    text.is_ok_and(|text| atomic::write(Path::new(&path), text.as_bytes()).is_ok())
+    text.is_ok_and(|text| atomic_lines::write(Path::new(&path), Existing::Replace, &text).is_ok())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The file that `infer --out` writes: the rows of `--in`, each with the model's answer or prediction. An interrupted file is
 //! continued after its last complete line.
-use std::fs::File;
-use std::io::Write as _;
+use std::fs::{File, TryLockError};
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::config::arch::ScoreHead;
 use crate::data;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::files::output::{Existing, check_output_file};
 use crate::files::{self, real};
 use crate::words::are;
@@ -82,23 +82,32 @@ pub(super) struct Done {
     form: Option<Form>,
     /// The values of the fields that were added to the first row.
     first: Vec<Value>,
+    /// The bytes of these rows in the file; `None`: the file is replaced, whatever it holds.
+    bytes: Option<u64>,
 }
 
 impl Done {
-    pub const NONE: Self = Self { rows: 0, form: None, first: Vec::new() };
+    /// Nothing that stays.
+    pub const NONE: Self = Self { rows: 0, form: None, first: Vec::new(), bytes: None };
 
     /// Counts the rows in `out`, and cuts off an incomplete line at its end.
     ///
     /// # Errors
-    /// [`crate::Kind::Config`]: a line that is not that row of --in.
+    /// [`crate::Kind::Config`]: a line that is not that row of --in; [`crate::Kind::Io`]: another command is writing the file.
     pub fn read(out: &Path, rows: &[Value]) -> Result<Self> {
-        let bytes = match files::read_own(out, u64::MAX) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::NONE),
+        let mut file = match files::open_own(out) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self { bytes: Some(0), ..Self::NONE });
+            }
             Err(error) => return Err(Error::io("read", out, &error)),
         };
+        // Held until an incomplete line is cut off: another command may be within it.
+        hold(&file, out)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|error| Error::io("read", out, &error))?;
         let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-        let mut done = Self::NONE;
+        let mut done = Self { bytes: Some(whole as u64), ..Self::NONE };
         for line in bytes[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
             let found: Map<String, Value> = serde_json::from_slice(line).unwrap_or_default();
             let row = rows.get(done.rows);
@@ -145,6 +154,20 @@ impl Done {
     }
 }
 
+/// Locks the open file `out` until it is closed, so that no two commands write it. A file system without locks has none.
+///
+/// # Errors
+/// [`crate::Kind::Io`]: another command has it.
+fn hold(file: &File, out: &Path) -> Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::new(Kind::Io, format!("{}: another command is writing this file", out.display()))
+                .hint("wait for it, or name another --out"))
+        }
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+    }
+}
+
 fn another(out: &Path, row: usize) -> Error {
     Error::config(format!("{}:{}: not the answer to that row of --in", out.display(), row + 1))
         .hint("give --overwrite to replace the file, or name another --out")
@@ -170,9 +193,20 @@ impl<'a> Lines<'a> {
         }
         // Checks again, now that the model's files are known.
         let place = check_output_file(out, Existing::Replace, &data::named_inputs(config))?;
-        let open = files::open_to_write(&place, true);
-        let file = open.and_then(|file| if done.rows == 0 { file.set_len(0).map(|()| file) } else { Ok(file) });
-        let file = file.map_err(|error| Error::io("write", out, &error))?;
+        let failed = |error: std::io::Error| Error::io("write", out, &error);
+        let file = files::open_to_write(&place, true).map_err(failed)?;
+        hold(&file, out)?;
+        let length = file.metadata().map_err(failed)?.len();
+        if done.bytes.is_some_and(|bytes| bytes != length) {
+            return Err(Error::new(
+                Kind::Io,
+                format!("{}: another command has written this file meanwhile", out.display()),
+            )
+            .hint("run the same command again to continue, or name another --out"));
+        }
+        if done.rows == 0 {
+            file.set_len(0).map_err(failed)?;
+        }
         Ok(Self { form, file, path: out, rows, next: done.rows })
     }
 
@@ -241,6 +275,25 @@ mod tests {
         let mixed = [Form::Answer, Form::Label].map(|form| form.with(&rows[0], said(form)).to_string());
         std::fs::write(&out, mixed.join("\n") + "\n").unwrap();
         assert!(done(&[rows[0].clone(), rows[0].clone()]).is_err(), "of two kinds of model");
+    }
+
+    #[test]
+    fn what_another_command_has_written_meanwhile_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let out = root.path().join("out.jsonl");
+        let (rows, config) = ([json!("a"), json!("b")], Config::default());
+        let open = |done: &Done| Lines::open(&out, &rows, done, Form::Answer, &config).map(drop);
+        let line = |row| format!("{}\n", Form::Answer.with(&rows[row], said(Form::Answer)));
+        let before = Done::read(&out, &rows).unwrap();
+        std::fs::write(&out, line(0)).unwrap();
+        assert!(open(&before).unwrap_err().message().contains("meanwhile"), "the first line");
+        let before = Done::read(&out, &rows).unwrap();
+        std::fs::write(&out, line(0) + &line(1)).unwrap();
+        assert_eq!(open(&before).unwrap_err().kind(), Kind::Io, "the second");
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), line(0) + &line(1));
+        open(&Done::read(&out, &rows).unwrap()).unwrap();
+        open(&Done::NONE).unwrap();
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), "", "with --overwrite");
     }
 
     #[test]

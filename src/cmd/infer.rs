@@ -185,8 +185,18 @@ fn single(args: &Args) -> Result<()> {
 /// Images with absolute paths, so that the configuration's folder does not matter.
 pub(super) fn named_images(files: &[PathBuf]) -> Result<Vec<String>> {
     let whole = |file: &PathBuf| {
-        let path = file.canonicalize().map_err(|error| Error::io("read", file, &error).with_kind(crate::Kind::Data))?;
-        Ok(path.display().to_string())
+        let path = file.canonicalize().map_err(|error| {
+            let error = Error::io("read", file, &error).with_kind(crate::Kind::Data);
+            let is_address = file.to_str().is_some_and(|name| name.contains("://") || name.starts_with("data:"));
+            if is_address {
+                return error.hint("a file is expected here: download it, or name the address in a row of --in");
+            }
+            error
+        })?;
+        // Rows name their images in UTF-8, and so does all behind this.
+        path.into_os_string().into_string().map_err(|path| {
+            Error::data(format!("image {}: its name is not valid UTF-8", path.display())).hint("rename the file")
+        })
     };
     files.iter().map(whole).collect()
 }

@@ -53,8 +53,9 @@ pub struct Args {
     overwrite: bool,
 }
 
-/// The default limit: float32 keeps 7 digits, and sums in another order lose some of them.
-pub const MAX_DIFFERENCE: f32 = 1e-5;
+/// The default limit: float32 keeps 7 digits, and sums in another order lose some of them, in a sound merge of the quickstart's
+/// model up to 1.3e-5, here and with PEFT in PyTorch. A wrong merge differs by far more.
+pub const MAX_DIFFERENCE: f32 = 1e-4;
 
 /// Reads the value of `--max-difference`: with NaN or infinity the check would pass whatever it finds, or nothing at all.
 pub fn parse_difference(text: &str) -> std::result::Result<f32, String> {
@@ -183,10 +184,15 @@ pub struct Checked {
 /// time.
 ///
 /// # Errors
-/// [`crate::Kind::Numeric`]: they differ by more than `limit`.
+/// [`crate::Kind::Numeric`]: they differ by more than `limit`, or the adapter's are not finite.
 pub fn check_merge(parts: Parts, top: LoadedAdapter, limit: f32) -> Result<(String, Checked)> {
     let vocabulary = parts.arch.outputs();
     let logits = sample_logits(&parts.adapted(&top, &ModelConfig { device: parts.device, ..dequantized() })?)?;
+    if !logits.iter().all(|value| value.is_finite()) {
+        return Err(Error::numeric("the logits of the base with its adapter are not finite: nothing is merged").hint(
+            "the weights are too large for float32, as after a training that diverged: use an earlier checkpoint",
+        ));
+    }
     let model = parts.merged(Some(top))?;
     let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
     refuse(&comparison, limit)?;
@@ -272,10 +278,10 @@ mod tests {
     #[test]
     fn the_limit_is_in_proportion_to_the_logits() {
         let of = |largest, scale| Comparison { largest, scale, agreeing: 1, positions: 1 };
-        for (largest, scale) in [(9e-6, 1.0), (9e-9, 1e-3), (0.9, 1e5), (0.0, 0.0)] {
+        for (largest, scale) in [(1.3e-5, 1.0), (9e-8, 1e-3), (9.0, 1e5), (0.0, 0.0)] {
             refuse(&of(largest, scale), MAX_DIFFERENCE).unwrap();
         }
-        for (largest, scale) in [(2e-5, 1.0), (5e-5, 1e-3), (2.0, 1e5), (1e-9, 0.0), (f32::INFINITY, 1.0)] {
+        for (largest, scale) in [(2e-4, 1.0), (2e-7, 1e-3), (20.0, 1e5), (1e-9, 0.0), (f32::INFINITY, 1.0)] {
             let error = refuse(&of(largest, scale), MAX_DIFFERENCE).unwrap_err();
             assert_eq!(error.kind(), crate::Kind::Numeric, "{largest} of {scale}");
         }

@@ -378,7 +378,8 @@ impl ModelSession {
     /// # Errors
     /// As [`ModelSession::tokens`]; the row has no known form.
     pub fn row(&self, system: Option<&str>, row: &Value) -> Result<Prompt> {
-        const ANSWER: &str = "answer";
+        // What a row without an answer lacks: a question's, or an image's. A caption is never empty.
+        const ANSWERS: [(&str, &str); 2] = [("answer", ""), ("caption", "?")];
         let mut fields = match row {
             Value::String(text) => return self.turn(system, text, &[]),
             Value::Object(fields) => fields.clone(),
@@ -389,13 +390,16 @@ impl ModelSession {
             fields.insert("messages".to_owned(), messages);
         }
         // A row without an answer is recognised by adding one.
-        let detected = crate::data::row::Form::detect(&fields);
-        if detected.is_none() {
-            fields.insert(ANSWER.to_owned(), "".into());
-        }
-        let form = crate::data::row::Form::detect(&fields).ok_or_else(|| {
-            let names: Vec<&str> = fields.keys().map(String::as_str).filter(|name| *name != ANSWER).collect();
-            Error::data(format!("found the fields [{}], expected messages, a question or a prompt", names.join(", ")))
+        let with = |(name, answer): &(&str, &str)| {
+            let mut fields = fields.clone();
+            fields.insert((*name).to_owned(), (*answer).into());
+            crate::data::row::Form::detect(&fields).map(|form| (form, fields))
+        };
+        let detected = crate::data::row::Form::detect(&fields).map(|form| (form, fields.clone()));
+        let (form, fields) = detected.or_else(|| ANSWERS.iter().find_map(with)).ok_or_else(|| {
+            let names: Vec<&str> = fields.keys().map(String::as_str).collect();
+            let names = names.join(", ");
+            Error::data(format!("found the fields [{names}], expected messages, a question, a prompt, or an image"))
         })?;
         match Row::parse(Value::Object(fields), &[form])? {
             Row::Chat(mut conversation) => {

@@ -41,6 +41,7 @@ mod mxfp4;
 mod objective;
 mod optim;
 mod oracle;
+mod outputs;
 mod pairs;
 mod parity;
 mod peft;

@@ -346,3 +346,22 @@ fn blends_of_every_kind_merge() {
         before.push(merged);
     }
 }
+
+#[test]
+fn an_adapter_that_overflows_is_told_as_what_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a");
+    let adapter = root.path().join("adapter");
+    std::fs::create_dir(&adapter).unwrap();
+    let from = golden.join("variants/rslora/adapter_final");
+    std::fs::copy(from.join("adapter_model.safetensors"), adapter.join("adapter_model.safetensors")).unwrap();
+    let mut config = json(&from.join("adapter_config.json"));
+    config["lora_alpha"] = json!(1e308);
+    std::fs::write(adapter.join("adapter_config.json"), config.to_string()).unwrap();
+    let [base, adapter, output] =
+        [golden.join("llama/model"), adapter, root.path().join("merged")].map(|path| path.display().to_string());
+    let refused = tunesmith(&["merge", "--base", &base, "--adapter", &adapter, "--output", &output]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(8), "{}", said(&refused));
+    assert!(said(&refused).contains("with its adapter are not finite"), "{}", said(&refused));
+    assert!(said(&refused).contains("use an earlier checkpoint") && !Path::new(&output).exists(), "{}", said(&refused));
+}

@@ -62,3 +62,10 @@ fn models_says_what_a_run_takes_of_a_gpu_as_plan_does() {
         assert_eq!(line(&text, label), format!("{total}, fits 24, 48, 80, 141 GiB"), "{text}");
     }
 }
+
+#[test]
+fn models_says_what_to_do_with_an_image_encoder() {
+    let refused = tunesmith(&["models", "examples/caption/encoder"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    assert!(said(&refused).contains("it is an image encoder: name it in vision.encoder"), "{}", said(&refused));
+}

@@ -293,6 +293,10 @@ fn files_are_opened_and_written_in_one_place() {
         }
     }
     expect_none("use tunesmith_base::files: special files, links and inputs are looked at there", &findings);
+    // What a command writes has the name that a user gave it.
+    let at_once = |source: &&Source| source.path.starts_with("src/") && source.code.contains("files::atomic");
+    let findings: Vec<_> = sources().iter().filter(at_once).map(|source| source.path.clone()).collect();
+    expect_none("use tunesmith_base::files::output: it replaces no input and no file unasked", &findings);
 }
 
 /// Errors about checkpoints, files and other ranks that need no hint where they are made: the program's own failures,

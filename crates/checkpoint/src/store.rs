@@ -241,7 +241,7 @@ pub fn preflight(path: &Path, bytes: u64, files: u64) -> Result<()> {
 }
 
 fn fits(free: FreeSpace, path: &Path, bytes: u64, files: u64) -> Result<()> {
-    let hint = "free some space, set another train.output_dir, or lower train.save_total_limit";
+    let hint = "free some space, name another output, or let a run keep fewer checkpoints (train.save_total_limit)";
     let refuse =
         |what: String| Err(Error::new(tunesmith_base::Kind::Io, format!("{}: {what}", path.display())).hint(hint));
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);

@@ -107,9 +107,16 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads one value of the command line or the environment; text that is not YAML becomes a string.
+/// Reads one value of the command line or the environment. Text that is not YAML becomes a string, and so does text that YAML would
+/// change: in `runs/a #3` it sees a comment, and a line break becomes a space. Quoted text, tags, and block scalars stay YAML.
 pub(super) fn parse_value(text: &str) -> Node {
-    parse(text).unwrap_or_else(|_| Node::Str(text.to_owned()))
+    let trimmed = text.trim();
+    let is_marked = trimmed.starts_with(['"', '\'', '!', '|', '>']);
+    match parse(text) {
+        Ok(Node::Str(read)) if read != trimmed && !is_marked => Node::Str(trimmed.to_owned()),
+        Ok(node) => node,
+        Err(_) => Node::Str(text.to_owned()),
+    }
 }
 
 /// The top-level mapping of another program's YAML file, with the limits of our configuration files.
@@ -247,6 +254,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
         visit_i64(i64) => |value| Node::Int(i128::from(value));
         visit_u64(u64) => |value| Node::Int(i128::from(value));
         visit_i128(i128) => Node::Int;
+        visit_u128(u128) => |value| i128::try_from(value).map_or(Node::Float(value as f64), Node::Int);
         visit_f64(f64) => Node::Float;
         visit_str(&str) => |value: &str| Node::Str(value.to_owned());
     }

@@ -17,7 +17,7 @@ pub fn loss_weight(row: &Value) -> Result<f32> {
         _ => None,
     };
     number.map(|number| number as f32).filter(|weight| weight.is_finite() && *weight >= 0.0).ok_or_else(|| {
-        Error::data(format!("field \"loss_weight\" is {}, expected a number of at least 0", row["loss_weight"]))
+        Error::data(format!("field \"loss_weight\" is {}, expected a number from 0 to 3.4e38", row["loss_weight"]))
     })
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use std::path::Path;
 
-use tunesmith_config::{Config, Setting};
+use tunesmith_config::{Config, Setting, Source, foreign};
 
 /// The same as a Markdown table, for TensorBoard's text page.
 pub fn settings_table(settings: &[Setting]) -> String {
@@ -17,7 +17,8 @@ pub fn settings_table(settings: &[Setting]) -> String {
     text
 }
 
-/// The file's text, without what `config` does not read.
+/// The file's text, without what `config` does not read. Files of `DeepSpeed`, `Accelerate`, and FSDP are named in comments: the
+/// settings have their values already, or others that the shell gave, which such a file would contradict.
 pub fn resolved_yaml(path: &Path, settings: &[Setting], config: &Config) -> String {
     let mut text =
         format!("# The configuration of a run of {}, every key that counts with its source.\n", path.display());
@@ -32,7 +33,9 @@ pub fn resolved_yaml(path: &Path, settings: &[Setting], config: &Config) -> Stri
             open.push(section);
         }
         let source = setting.source.to_string().replace(['\n', '\r'], " ");
-        let _ = writeln!(text, "{:indent$}{key}: {}  # {source}", "", setting.value, indent = 2 * open.len());
+        let is_foreign = foreign::KEYS.contains(&setting.key.as_str()) && setting.source != Source::Default;
+        let mark = if is_foreign { "# " } else { "" };
+        let _ = writeln!(text, "{:indent$}{mark}{key}: {}  # {source}", "", setting.value, indent = 2 * open.len());
     }
     text
 }

@@ -153,6 +153,25 @@ fn words_hold_lists_mappings_strings_and_unicode() {
 }
 
 #[test]
+fn a_word_is_the_text_that_the_shell_hands_over() {
+    let folder = Folder::new(&[("a.yaml", "")]);
+    for text in ["runs/a #3", "runs/a\n  b", "&x y", "a\t#b", "runs/it's"] {
+        let found = |words: &[&str], env: &[(&str, &str)]| folder.load(words, env).unwrap().config.train.output_dir;
+        assert_eq!(found(&[&format!("train.output_dir={text}")], &[]), Path::new(text));
+        assert_eq!(found(&[], &[("TRAIN_OUTPUT_DIR", text)]), Path::new(text));
+    }
+    // Quotes and block scalars are YAML's.
+    let name = |text: &str| folder.load(&[&format!("logging.run_name={text}")], &[]).unwrap().config.logging.run_name;
+    assert_eq!(name("'a #3'").as_deref(), Some("a #3"));
+    assert_eq!(name("\"a\\tb\" # b").as_deref(), Some("a\tb"));
+    assert_eq!(name("|\n  a\n  b\n").as_deref(), Some("a\nb\n"));
+    // So are numbers, also those that no key holds.
+    assert_eq!(folder.load(&["train.max_steps=3 # three"], &[]).unwrap().config.train.max_steps, 3);
+    let error = folder.load(&["train.max_steps=99999999999999999999999999"], &[]).unwrap_err().to_string();
+    assert!(error.contains("found the integer 99999999999999999999999999"), "{error}");
+}
+
+#[test]
 fn the_yaml_of_other_toolkits_reads_the_same() {
     // Numbers and words that YAML libraries differ on.
     let config = load("train: {learning_rate: 2e-4, eval_strategy: no, save_total_limit: ~, max_grad_norm: 1}");

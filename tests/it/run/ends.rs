@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::events;
-use super::fixture::{Fixture, said, train};
+use super::fixture::{Fixture, said, train, tunesmith};
 use crate::parity::golden;
 use tunesmith::config;
 
@@ -343,6 +343,25 @@ fn the_written_configuration_repeats_the_run() {
     assert!(full.status.success(), "{}", said(&full));
     let losses = |of: &str| metrics(&fixture.path(of)).0.iter().map(|line| line["loss"].clone()).collect::<Vec<_>>();
     assert_eq!(losses("again"), losses("out"));
+    // A file of Accelerate or DeepSpeed that the shell overrules: the record does not contradict it.
+    std::fs::write(fixture.path("ds.json"), "{\"zero_optimization\": {\"stage\": 2}}").unwrap();
+    let files = [
+        ("accelerate", Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/accelerate/multi_gpu_ddp.yaml")),
+        ("deepspeed", fixture.path("ds.json")),
+    ];
+    for (key, file) in files {
+        let named = format!("train.{key}={}", file.display());
+        let out = format!("train.output_dir={}", fixture.path(key).display());
+        let words = [&*out, &*named, "train.strategy=dp", "train.dp_ranks=2", "train.max_steps=1"];
+        let ran = train(&config, &words);
+        assert!(ran.status.success(), "{key}: {}", said(&ran));
+        let record = fixture.path(key).join("config.resolved.yaml");
+        assert!(text(&record).contains(&format!("  # {key}: \"")), "{}", text(&record));
+        let recorded = config::load(&record, &[], &[], &[]).unwrap().config.train;
+        assert_eq!((recorded.strategy, recorded.dp_ranks), (config::Strategy::Dp, Some(2)), "{key}");
+        let asked = tunesmith(&["infer", record.to_str().unwrap(), "--prompt", "ab"]).output().unwrap();
+        assert!(asked.status.success(), "{key}: {}", said(&asked));
+    }
 }
 
 #[test]

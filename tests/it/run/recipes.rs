@@ -213,3 +213,25 @@ fn the_readmes_commands_run_as_printed() {
     }
     assert!(ran >= 4, "{block}");
 }
+
+#[test]
+fn the_recipes_run_what_cargo_has_built_wherever_that_is() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let just = |env: &[(&str, &str)], words: &[&str]| {
+        let mut command = Command::new(root.join("scripts/just"));
+        command.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_BUILD_TARGET_DIR").envs(env.iter().copied());
+        done(&command.args(words).output().unwrap())
+    };
+    let built = |env: &[(&str, &str)]| just(env, &["--evaluate", "tunesmith"]).trim().to_owned();
+    assert_eq!(built(&[]), root.join("target/release/tunesmith").display().to_string());
+    assert_eq!(
+        built(&[("CARGO_TARGET_DIR", "/builds"), ("CARGO_BUILD_TARGET_DIR", "/no")]),
+        "/builds/release/tunesmith"
+    );
+    assert_eq!(built(&[("CARGO_BUILD_TARGET_DIR", "/builds")]), "/builds/release/tunesmith");
+    // Also where cargo's own configuration names another folder.
+    for recipe in ["install", "_build"] {
+        let told = just(&[("CARGO_TARGET_DIR", "/builds")], &["--dry-run", recipe]);
+        assert!(told.contains("--target-dir \"/builds\""), "{told}");
+    }
+}

@@ -3,6 +3,7 @@
 use super::arch::Arch;
 use super::family::Family;
 use super::hf_json::Source;
+use super::vision::ENCODERS;
 use tunesmith_base::error::Result;
 
 /// Turns the `config.json` of one family into an [`Arch`].
@@ -33,6 +34,9 @@ pub(super) fn family_of(source: &Source<'_>) -> Result<(&'static Family, Read)> 
                 "its decoder reads the encoder's output by cross-attention, which this version lacks: pair an image encoder with a \
                  plain decoder instead (vision.encoder)"
                     .to_owned()
+            }
+            _ if ENCODERS.iter().any(|encoder| encoder.model_types.contains(&found)) => {
+                "it is an image encoder: name it in vision.encoder, beside a text model in model.name".to_owned()
             }
             _ => format!("supported in this version: {supported}"),
         };

@@ -41,13 +41,13 @@ impl GgufVocabulary {
     /// it is not recognized.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: a tokenizer that GGUF has no form for.
+    /// [`tunesmith_base::Kind::Model`]: a tokenizer that GGUF has no form for.
     pub fn load(dir: &Path, arch: &Arch, template: Option<&str>, pre: Option<&str>) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         let tokenizer = Tokenizer::load_with(dir, &[])?;
         let text = tunesmith_base::files::read_text(&path, tunesmith_data::MAX_TOKENIZER)
-            .map_err(|source| Error::io("read", &path, &source).with_kind(tunesmith_base::Kind::Data))?;
-        let fail = |message: String| Error::data(format!("{}: {message}", path.display()));
+            .map_err(|source| Error::io("read", &path, &source).with_kind(tunesmith_base::Kind::Model))?;
+        let fail = |message: String| Error::model(format!("{}: {message}", path.display()));
         let json: Json =
             serde_json::from_str(&text).map_err(|error| fail("not valid JSON".to_owned()).caused_by(error))?;
         let model = &json["model"];
@@ -100,8 +100,9 @@ impl GgufVocabulary {
     /// The keys of the header.
     pub(super) fn describe(&self, arch: &Arch, header: &mut Header) -> Result<()> {
         let rows = arch.vocab_size;
-        if let Some((id, (token, _))) = self.tokens.iter().find(|(id, _)| **id >= rows) {
-            return Err(Error::data(format!(
+        let beyond = self.tokens.iter().filter(|(id, _)| **id >= rows);
+        if let Some((id, (token, _))) = beyond.min_by_key(|(id, _)| **id) {
+            return Err(Error::model(format!(
                 "{}: token {token:?} is {id}, the model has {}",
                 self.origin,
                 count(rows, "row")
