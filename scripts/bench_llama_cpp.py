@@ -7,7 +7,7 @@ tokens per second, and the bytes of weights that a token reads.
 
 Both sides: greedy, the same lengths of prompts and generations, the same number of threads. Reading the prompts is not counted. The GGUF file
 has the shape's matrices in one type and no tokenizer. The head, which these models share with the embedding, is float32 with quantized types,
-as tunesmith holds it; `--head same` gives it the matrices' type in llama.cpp, which reads fewer bytes then.
+as tunesmith holds it; `--head same` gives it the matrices' type on both sides, which then read fewer bytes.
 The runs alternate (A B A B), because a machine's speed drifts: only the ratio of neighbours means something.
 """
 import argparse
@@ -141,7 +141,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a Hugging Face config.json")
     parser.add_argument("--types", nargs="+", default=list(TYPES), choices=list(TYPES), help="llama.cpp's types of weights")
-    parser.add_argument("--head", choices=["f32", "same"], default="f32", help="the head's type in llama.cpp, with quantized types")
+    parser.add_argument("--head", choices=["f32", "same"], default="f32", help="the head's type with quantized types")
     add_arguments(parser)
     parser.add_argument("--gguf", help=argparse.SUPPRESS)  # the child's file
     args = parser.parse_args()
@@ -157,6 +157,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for name in args.types:
             codes, flags = TYPES[name]
+            if args.head == "same" and name.startswith("q"):
+                flags = [*flags, "--quantize-head"]
             path = os.path.join(folder, f"{name}.gguf")
             read = write_gguf(path, args.shape, name, args.head)
             common = ["--prompt", str(args.prompt), "--tokens", str(args.tokens), "--threads", str(args.threads)]

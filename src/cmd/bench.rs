@@ -65,6 +65,9 @@ pub struct Args {
     /// Hold the base in these codes: nf4, fp4, int8 or fp8, as `model.quantization` does
     #[arg(long, value_name = "CODES")]
     quantization: Option<String>,
+    /// With --mode decode and --quantization, hold the head in these codes too, as `gen.quantize_head` does
+    #[arg(long, requires = "quantization")]
+    quantize_head: bool,
     /// Give adapters to these modules only, such as `q_proj,k_proj,v_proj` (default: every linear layer)
     #[arg(long, value_delimiter = ',')]
     targets: Vec<String>,
@@ -122,6 +125,7 @@ impl Args {
             ("--predict", self.predict),
             ("--ranks", !self.ranks.is_empty()),
         ];
+
         match flags.iter().find(|(_, given)| *given) {
             Some((flag, _)) => {
                 Err(Error::config(format!("{flag} is about training, and --mode decode trains nothing"))
@@ -199,6 +203,11 @@ pub fn run(args: &Args) -> Result<()> {
         config.model.quantization = Quantization::from_node(&Node::Str(word.clone()))
             .map_err(|_| Error::config(format!("--quantization {word:?}, expected nf4, fp4, int8 or fp8")))?;
     }
+    if args.quantize_head && args.mode != "decode" {
+        return Err(Error::config("--quantize-head is about answers, and this mode trains")
+            .hint("add --mode decode, or leave out --quantize-head"));
+    }
+    config.generation.quantize_head = args.quantize_head;
     if !args.targets.is_empty() {
         config.tuning.lora.target_modules = TargetModules::List(args.targets.clone());
     }

@@ -80,13 +80,13 @@ impl Watcher for Clock {
     }
 }
 
-/// Bytes of the matrices that one token is multiplied with, `coded` each in blocks and `each` in the head; of the experts, only those
+/// Bytes of the matrices that one token is multiplied with, `block` for a number in blocks and `head` for one in the head; of the experts, only those
 /// it is routed to.
-fn weight_bytes(arch: &Arch, coded: f64, each: f64) -> f64 {
+fn weight_bytes(arch: &Arch, block: f64, head: f64) -> f64 {
     let of = |linear: &tunesmith_config::arch::LinearSpec| (linear.in_features * linear.out_features) as f64;
     // The modules of the blocks, and the head, which is a matrix of its own or the embedding.
     let linears: f64 = arch.linear_modules().iter().filter(|linear| !linear.is_head()).map(of).sum();
-    coded * linears + each * (arch.vocab_size * arch.hidden_size) as f64
+    block * linears + head * (arch.vocab_size * arch.hidden_size) as f64
 }
 
 /// Bytes per second: of the CPU those that its threads read, of a GPU those that a copy reads and writes.
@@ -143,7 +143,7 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
         Quantization::Int8 | Quantization::Fp8 => 1.0,
         _ => each,
     };
-    let weight_bytes = weight_bytes(&arch, coded, each);
+    let weight_bytes = weight_bytes(&arch, coded, if config.generation.quantize_head { coded } else { each });
     let bandwidth_before = bandwidth(model.device());
     let prompt = |text: usize| -> Vec<u32> {
         (0..request.prompt).map(|at| ((text * 7919 + at * 104_729 + at * at * 31) % arch.vocab_size) as u32).collect()

@@ -231,6 +231,7 @@ mod tests {
         "gen.prompt_lookup_num_tokens",
         "gen.max_matching_ngram_size",
         "gen.batch_size",
+        "gen.quantize_head",
         "gen.stop_strings",
     ];
 

@@ -558,6 +558,10 @@ section! {
         /// Texts that are answered side by side (`null`: 16 on the CPU, 128 on a GPU). A beam counts as a text. If memory runs short,
         /// half of them wait.
         batch_size: Option<usize> = None, range Range::within(1.0, 1e6);
+        /// For `infer` and `chat`: hold the head in the format of `model.quantization` too, which makes a step of decoding faster.
+        /// Logits are rounded then. In a model whose base is in a maker's format, the head is in int8. An embedding that is also
+        /// the head stays as it is, beside the quantized copy. So does a head that was trained itself, without a copy.
+        quantize_head: bool = false;
         /// Strings that end an answer; the answer does not include them.
         stop_strings: Vec<String> = Vec::new(), aliases ["stop"];
     }

@@ -24,6 +24,7 @@ use super::source::{Source, Tensors};
 use super::stack::Stack;
 use super::targets::{Targets, placed};
 use super::vision_files::VisionFiles;
+use super::weight::Weight;
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,6 +44,8 @@ pub(super) struct Builder<'a> {
     shards: Shards,
     /// Matrices of blocks and of the head are rearranged for inference ([`Builder::linear`]). Those of an encoder are not.
     interleaves: bool,
+    /// The head is quantized, unless it is trained.
+    quantizes_head: bool,
     /// As [`expert_pools`] makes them.
     pub(super) expert_pools: [Arc<Pool>; 2],
 }
@@ -54,6 +57,8 @@ struct Load<'a> {
     float32: Option<&'a BTreeSet<String>>,
     /// As [`Builder`] says.
     interleaves: bool,
+    /// As [`Builder`] says.
+    quantizes_head: bool,
 }
 
 impl Model {
@@ -76,7 +81,8 @@ impl Model {
     }
 
     /// As [`Model::load_on`], for inference alone: on the CPU, matrices are rearranged so that products read them from end to end
-    /// ([`tunesmith_ops::gemm::Interleaved`]). Results are the same to the bit; a backward pass is not possible.
+    /// ([`tunesmith_ops::gemm::Interleaved`]). Results are the same to the bit, unless `gen.quantize_head` asks for a quantized head; a
+    /// backward pass is not possible.
     ///
     /// # Errors
     /// As [`Model::load_on`].
@@ -93,7 +99,11 @@ impl Model {
             source,
             None,
             Shards::default(),
-            Load { interleaves: device == Device::Cpu, float32: None },
+            Load {
+                interleaves: device == Device::Cpu,
+                quantizes_head: config.generation.quantize_head && arch.score.is_none(),
+                float32: None,
+            },
         )
     }
 
@@ -143,7 +153,7 @@ impl Model {
         source: Source<'_>,
         cache: Option<Cache<'_>>,
         shards: Shards,
-        Load { float32, interleaves }: Load<'_>,
+        Load { float32, interleaves, quantizes_head }: Load<'_>,
     ) -> Result<Self> {
         let Source { arch, weights, config, .. } = source;
         let offloads = config.train.offload_param && matches!(device, Device::Cuda(_));
@@ -195,7 +205,7 @@ impl Model {
         let placements = placements.into_iter().enumerate();
         let placements = placements.map(|(i, placement)| (placement.module.clone(), (i as u64, placement))).collect();
         let expert_pools = expert_pools(tensors.device, tensors.source.config);
-        Builder { tensors, arch, placements, shards, interleaves, expert_pools }.build()
+        Builder { tensors, arch, placements, shards, interleaves, quantizes_head, expert_pools }.build()
     }
 }
 
@@ -223,7 +233,8 @@ impl<'a> Builder<'a> {
         };
         let expert_pools = expert_pools(tensors.device, tensors.source.config);
         let shards = Shards::default();
-        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards, interleaves: false, expert_pools })
+        let (placements, interleaves, quantizes_head) = (BTreeMap::new(), false, false);
+        Ok(Self { tensors, arch, placements, shards, interleaves, quantizes_head, expert_pools })
     }
 }
 
@@ -266,20 +277,7 @@ impl Builder<'_> {
             norm.offset = 0.0;
         }
         let embedding_norm = arch.embedding_norm.then(|| self.tensors.weightless(arch.hidden_size));
-        if self.interleaves && arch.ties_head() {
-            embedding.interleave(arch.hidden_size);
-        }
-        let head = if arch.ties_head() {
-            self.shards.push_trained(0, &mut self.tensors.params);
-            embedding.clone()
-        } else {
-            let mut head = self.tensors.weight(arch.head_tensor())?;
-            self.shards.push(vec![&mut head], &mut self.tensors.params);
-            if self.interleaves {
-                head.interleave(arch.hidden_size);
-            }
-            head
-        };
+        let head = self.head(&mut embedding)?;
         let Tensors { mut params, quantizer, .. } = self.tensors;
         params.shrink();
         if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) {
@@ -305,6 +303,33 @@ impl Builder<'_> {
                 .push("train.offload_param: no weight is frozen, so that none waits in the host's memory".to_owned());
         }
         Ok(model)
+    }
+
+    /// The matrix of the head. One that is the embedding too is rearranged with it, unless it is quantized and so a copy.
+    fn head(&mut self, embedding: &mut Weight) -> Result<Weight> {
+        let (name, hidden) = (self.arch.head_tensor(), self.arch.hidden_size);
+        let quantizes = self.quantizes_head && !self.tensors.trains(name);
+        let mut head = if self.arch.ties_head() {
+            self.shards.push_trained(0, &mut self.tensors.params);
+            if quantizes {
+                self.tensors.quantized_head(name)?
+            } else {
+                if self.interleaves {
+                    embedding.interleave(hidden);
+                }
+                return Ok(embedding.clone());
+            }
+        } else if quantizes {
+            self.tensors.quantized_head(name)?
+        } else {
+            let mut head = self.tensors.weight(name)?;
+            self.shards.push(vec![&mut head], &mut self.tensors.params);
+            head
+        };
+        if self.interleaves {
+            head.interleave(hidden);
+        }
+        Ok(head)
     }
 
     fn learned_positions(&mut self) -> Result<Option<LearnedPositions>> {

@@ -255,6 +255,19 @@ impl<'a> Quantizer<'a> {
         self.how.filter(|how| !how.format.is_makers() && self.matrices.contains(name))
     }
 
+    /// How the head is quantized where `gen.quantize_head` asks for it.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the model is not quantized.
+    pub(super) fn head(&self) -> Result<How> {
+        match self.how {
+            Some(how) if how.format.is_makers() => Ok(How { format: Format::Int8, double: false }),
+            Some(how) => Ok(how),
+            None => Err(Error::config("gen.quantize_head: true, and the model is not quantized")
+                .hint("set model.quantization to nf4, fp4, int8 or fp8, or leave out gen.quantize_head")),
+        }
+    }
+
     /// A matrix as the checkpoint has it, without its numbers, on a device that only counts; nothing where it is coded while it is
     /// loaded.
     pub(super) fn counted(&self, name: &str, shape: &[usize], device: Device) -> Option<Quantized> {

@@ -164,6 +164,11 @@ impl Tensors<'_> {
         Ok(values)
     }
 
+    /// Whether any of it is trained.
+    pub(super) fn trains(&self, name: &str) -> bool {
+        self.trained.contains(name) || !self.source.arch.rows_of(name).is_empty()
+    }
+
     pub(super) fn weight(&mut self, name: &str) -> Result<Weight> {
         let Some(shape) = self.sizes.get(name).cloned() else {
             return Err(Error::model(format!("the architecture has no tensor {name:?}")));
@@ -292,6 +297,14 @@ impl Tensors<'_> {
         let values = || self.source.placed(name, shape.iter().product(), self.device);
         let matrix = self.quantizer.matrix(name, shape, how, weights, stack.changes(name), values)?;
         Ok(Weight::Quantized(Arc::new(matrix.to(self.device))))
+    }
+
+    /// The matrix of a head that is quantized as `gen.quantize_head` asks.
+    pub(super) fn quantized_head(&self, name: &str) -> Result<Weight> {
+        let Some(shape) = self.sizes.get(name) else {
+            return Err(Error::model(format!("the architecture has no tensor {name:?}")));
+        };
+        self.quantized(name, shape, self.quantizer.head()?)
     }
 
     pub(super) fn norm(&mut self, name: &str) -> Result<Norm> {

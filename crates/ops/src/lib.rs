@@ -162,6 +162,7 @@ pub mod softcap;
 pub mod spans;
 pub mod squares;
 pub mod testing;
+mod upcoming;
 
 /// Operands that are plain numbers in a device's memory: [`tunesmith_device`] has them.
 pub mod floats {

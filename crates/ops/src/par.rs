@@ -4,6 +4,7 @@
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::upcoming::{Fetching, Upcoming};
 use smallvec::SmallVec;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::threads::default_threads;
@@ -49,6 +50,11 @@ fn no_threads(error: rayon::ThreadPoolBuildError) -> Error {
 /// Runs `task(0)..task(count - 1)`, each once, and returns when all are done. A thread of a pool ([`within`], [`pool`]) shares them
 /// with the others; any other thread runs them alone.
 pub fn run(count: usize, task: impl Fn(usize) + Sync) {
+    run_ahead(count, None, task);
+}
+
+/// As [`run`]. Threads that wait within [`together`] fetch `upcoming` meanwhile, until there is another one.
+pub(crate) fn run_ahead(count: usize, upcoming: Option<Upcoming>, task: impl Fn(usize) + Sync) {
     let threads = threads().min(count);
     if threads <= 1 {
         (0..count).for_each(task);
@@ -59,7 +65,7 @@ pub fn run(count: usize, task: impl Fn(usize) + Sync) {
         let _back = OnDrop(|| TEAM.set(team));
         // SAFETY: `together` put the pointer there, on this thread, and takes it away before its team goes; this call
         // is within it. A team is only ever borrowed for reading.
-        unsafe { &*team }.run(count, &task);
+        unsafe { &*team }.run(count, upcoming, &task);
         return;
     }
     let stretches = Stretches::new(threads);
@@ -155,7 +161,7 @@ type Task = *const (dyn Fn(usize) + Sync);
 /// Threads that wait for one leader's work. The work is open from when `open` becomes a new number until it becomes 0.
 /// A helper is counted in `inside` while it looks at the work, and the leader leaves only when nobody is inside.
 struct Team {
-    work: UnsafeCell<Option<(Task, usize)>>,
+    work: UnsafeCell<Option<(Task, usize, Option<Upcoming>)>>,
     stretches: Stretches,
     open: AtomicUsize,
     inside: AtomicUsize,
@@ -181,7 +187,7 @@ impl Team {
         }
     }
 
-    fn run(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+    fn run(&self, count: usize, upcoming: Option<Upcoming>, task: &(dyn Fn(usize) + Sync)) {
         let close = OnDrop(|| {
             self.open.store(0, Ordering::SeqCst);
             let mut turns = 0;
@@ -195,7 +201,7 @@ impl Team {
         let shared = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Task>(task) };
         // SAFETY: the work is closed, and nobody reads it, as nobody is inside: `close` of the last round waited for
         // that, and before the first round nobody was. One thread leads a team, so nobody else writes.
-        unsafe { *self.work.get() = Some((shared, count)) };
+        unsafe { *self.work.get() = Some((shared, count, upcoming)) };
         self.stretches.begin(count);
         let round = self.rounds.fetch_add(1, Ordering::Relaxed) + 1;
         self.open.store(round, Ordering::SeqCst);
@@ -205,11 +211,13 @@ impl Team {
 
     /// What thread `own` of the team does until its work is over.
     fn help(&self, own: usize) {
-        let (mut done, mut turns) = (0, 0);
+        let (mut done, mut turns, mut fetching) = (0, 0, None::<Fetching>);
         while !self.over.load(Ordering::Acquire) {
             let open = self.open.load(Ordering::Relaxed);
             if open == 0 || open == done {
-                wait(&mut turns);
+                if !fetching.as_mut().is_some_and(Fetching::step) {
+                    wait(&mut turns);
+                }
                 continue;
             }
             turns = 0;
@@ -221,7 +229,9 @@ impl Team {
             if open != 0 {
                 // SAFETY: this thread is inside and has seen the work open: the leader wrote it before and writes it
                 // again only when this thread has left.
-                if let Some((task, count)) = unsafe { *self.work.get() } {
+                if let Some((task, count, upcoming)) = unsafe { *self.work.get() } {
+                    let threads = self.stretches.0.len();
+                    fetching = upcoming.map(|upcoming| Fetching::new(upcoming, own, threads)).or(fetching);
                     // SAFETY: the leader's `run`, which borrows the task, does not return before this thread has left.
                     self.stretches.take_part(own, count, unsafe { &*task });
                 }

@@ -4,8 +4,10 @@ use super::Store;
 use crate::activation::LANES;
 use crate::fp8;
 use crate::quant::{EIGHTH, Format, Quantized};
+use crate::upcoming::Follower;
 use half::bf16;
 use rayon::prelude::*;
+use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
@@ -17,6 +19,7 @@ pub struct Interleaved {
     rows: usize,
     width: usize,
     pub(super) numbers: Numbers,
+    follower: Arc<Follower>,
 }
 
 #[derive(Debug)]
@@ -80,7 +83,7 @@ impl Interleaved {
             },
             Store::Quantized(_) | Store::Interleaved(_) => return None,
         };
-        Some(Self { rows: matrix.len() / width, width, numbers })
+        Some(Self { rows: matrix.len() / width, width, numbers, follower: Arc::default() })
     }
 
     /// Numbers of a row.
@@ -98,6 +101,21 @@ impl Interleaved {
     pub(super) fn floats(&self, block: usize, column: usize) -> Option<*const f32> {
         let Numbers::F32(values) = &self.numbers else { return None };
         Some(values.as_ptr().wrapping_add((block * self.width + column) * LANES))
+    }
+
+    /// What followed a product that begins with this matrix.
+    pub(super) const fn follower(&self) -> &Arc<Follower> {
+        &self.follower
+    }
+
+    /// Where its numbers or codes begin, and their bytes.
+    pub(super) fn stretch(&self) -> (usize, usize) {
+        let (from, bytes) = match &self.numbers {
+            Numbers::F32(values) => (values.as_ptr().addr(), size_of_val(&**values)),
+            Numbers::Bf16(values) => (values.as_ptr().addr(), size_of_val(&**values)),
+            Numbers::Eight { codes, .. } | Numbers::Four { codes, .. } => (codes.as_ptr().addr(), codes.len()),
+        };
+        (from, bytes)
     }
 
     /// The number of a row and a column.

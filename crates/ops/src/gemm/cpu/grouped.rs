@@ -2,8 +2,10 @@
 //! sums that it has alone.
 use super::product::{Job as Tiles, Order};
 use super::{matmul, pairs, skinny};
-use crate::gemm::Product;
+use crate::gemm::interleaved::Interleaved;
+use crate::gemm::{Product, Store};
 use crate::par;
+use crate::upcoming::Upcoming;
 use smallvec::SmallVec;
 
 enum Job<'a> {
@@ -12,15 +14,26 @@ enum Job<'a> {
     Tiles(Tiles<'a>),
 }
 
+/// What the product after this one will probably read, of a model for inference.
+fn upcoming(products: &[Product<'_>]) -> Option<Upcoming> {
+    let matrices = products.iter().flat_map(|product| product.terms).filter_map(|term| match term.matrix.data {
+        Store::Interleaved(matrix) => Some(matrix),
+        _ => None,
+    });
+    let first = matrices.clone().next()?;
+    Some(first.follower().begin(Upcoming::new(matrices.map(Interleaved::stretch))))
+}
+
 /// Its operands have passed the checks of `gemm::matmul_grouped`.
 pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
-    let mut tasks = 0;
+    let upcoming = upcoming(products);
+    let (mut tasks, mut copies) = (0, skinny::Copies::default());
     // Each with the number of tasks up to its end.
     let jobs: SmallVec<[(Job<'_>, usize); 4]> = products
         .iter_mut()
         .map(|Product { out, init, terms }| {
             let (job, own) = if skinny::fits(out, terms) {
-                let job = skinny::Job::new(out, *init, terms);
+                let job = skinny::Job::new(out, *init, terms, &mut copies);
                 let own = job.tasks();
                 (Job::Skinny(job), own)
             } else {
@@ -32,7 +45,7 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
             (job, tasks)
         })
         .collect();
-    par::run(tasks, |task| {
+    par::run_ahead(tasks, upcoming, |task| {
         let at = jobs.partition_point(|&(_, end)| end <= task);
         let begin = at.checked_sub(1).map_or(0, |before| jobs[before].1);
         // SAFETY: `task - begin` is one of the tasks of job `at`, since `begin <= task < jobs[at].1`; `run` gives each

@@ -10,16 +10,17 @@ use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::{Eight, Format, Quantized};
 use crate::simd::{Simd, dispatch};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 
 /// The most tokens.
 const MOST: usize = LANES;
 /// Up to this many tokens, their features are first put side by side.
 const COMPACT: usize = 4;
-/// Rows of the largest block.
-const ROWS: usize = 2 * LANES;
-/// Blocks in the largest task.
-const TASK_BLOCKS: usize = 32;
+/// Vectors of rows side by side, of one token and of a few: so many that no sum waits for the one before it.
+const GROUPS: [usize; 2] = [4, 2];
+/// Vectors of rows in the largest task.
+const LARGEST: usize = 64;
 /// Columns that are kept until all tokens were multiplied with them.
 const CHUNK: usize = 64;
 /// Bytes of sixteen rows up to which all of the next ones are fetched while they are multiplied, in the order of memory.
@@ -31,34 +32,52 @@ const STRETCH: usize = LANES * 8;
 struct Tokens {
     /// The activation's own.
     panel: *const f32,
-    /// Those of few tokens, side by side; empty where the panel is read.
-    compact: Vec<f32>,
+    /// Those of few tokens, side by side; nothing where the panel is read.
+    compact: Option<Arc<[f32]>>,
     /// Floats from one feature to the next.
     apart: usize,
 }
 
-impl Tokens {
-    fn new(x: &Activation) -> Self {
-        let tokens = x.tokens();
-        if tokens > COMPACT {
-            return Self { panel: x.ptr(), compact: Vec::new(), apart: LANES };
+/// Where an operand is, its tokens and features, and these side by side.
+type Copied = (*const f32, [usize; 2], Arc<[f32]>);
+
+/// The features of few tokens, put side by side once for all products of a group.
+#[derive(Default)]
+pub(super) struct Copies(SmallVec<[Copied; 2]>);
+
+impl Copies {
+    fn of(&mut self, x: &Activation) -> Arc<[f32]> {
+        let (from, size) = (x.ptr(), [x.tokens(), x.features()]);
+        if let Some((.., copy)) = self.0.iter().find(|it| (it.0, it.1) == (from, size)) {
+            return Arc::clone(copy);
         }
-        let apart = if tokens == 1 { 1 } else { COMPACT };
         // This is what other threads wait for.
-        let mut compact = vec![0.0; x.features() * apart];
-        let features = x.panel(0).chunks_exact(LANES);
-        if apart == 1 {
-            compact.iter_mut().zip(features).for_each(|(to, from)| *to = from[0]);
+        let features = x.panel(0).as_chunks::<LANES>().0;
+        let copy: Arc<[f32]> = if x.tokens() == 1 {
+            features.iter().map(|feature| feature[0]).collect()
         } else {
-            let fours = compact.as_chunks_mut::<COMPACT>().0;
-            fours.iter_mut().zip(features).for_each(|(to, from)| to.copy_from_slice(&from[..COMPACT]));
+            let mut fours = vec![0.0; features.len() * COMPACT];
+            let chunks = fours.as_chunks_mut::<COMPACT>().0.iter_mut();
+            chunks.zip(features).for_each(|(to, from)| to.copy_from_slice(&from[..COMPACT]));
+            fours.into()
+        };
+        self.0.push((from, size, Arc::clone(&copy)));
+        copy
+    }
+}
+
+impl Tokens {
+    fn new(x: &Activation, copies: &mut Copies) -> Self {
+        let (panel, tokens) = (x.ptr(), x.tokens());
+        if tokens > COMPACT {
+            return Self { panel, compact: None, apart: LANES };
         }
-        Self { panel: x.ptr(), compact, apart }
+        Self { panel, compact: Some(copies.of(x)), apart: if tokens == 1 { 1 } else { COMPACT } }
     }
 
     /// The first number of the first token.
     fn first(&self) -> *const f32 {
-        if self.compact.is_empty() { self.panel } else { self.compact.as_ptr() }
+        self.compact.as_ref().map_or(self.panel, |compact| compact.as_ptr())
     }
 }
 
@@ -434,12 +453,14 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
 unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
     let mut m = m0;
     while m < m1 {
-        // Two vectors of rows side by side, where the sums are so few that each would wait for the one before it.
-        let groups = if job.tokens <= COMPACT && m1 - m >= 2 * LANES { 2 } else { 1 };
+        let most = if job.tokens <= COMPACT { GROUPS[usize::from(job.tokens > 1)] } else { 1 };
+        let groups = ((m1 - m) / LANES).clamp(1, most);
         let count = (groups * LANES).min(m1 - m);
         // SAFETY: `m + count <= m1`, and `count` fits the vectors that are chosen for it.
         unsafe {
             match (job.tokens, groups) {
+                (1, 4) => at_once::<S, 1, 1, 4>(job, m, count),
+                (1, 3) => at_once::<S, 1, 1, 3>(job, m, count),
                 (1, 2) => at_once::<S, 1, 1, 2>(job, m, count),
                 (1, _) => at_once::<S, 1, 1, 1>(job, m, count),
                 (2, 2) => at_once::<S, 2, COMPACT, 2>(job, m, count),
@@ -464,13 +485,15 @@ pub(super) fn fits(out: &Activation, terms: &[Term<'_>]) -> bool {
 
 impl<'a> Job<'a> {
     /// The product of one entry of `gemm::matmul_grouped` that [`fits`].
-    pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
+    pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>], copies: &mut Copies) -> Self {
         let (rows, tokens) = (out.features(), out.tokens());
         let parts = terms
             .iter()
-            .map(|term| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x) })
+            .map(|term| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x, copies) })
             .collect();
-        let step = rows.div_ceil(ROWS).div_ceil(16 * crate::par::threads()).min(TASK_BLOCKS) * ROWS;
+        let groups = GROUPS[usize::from(tokens > 1)];
+        let share = rows.div_ceil(LANES * groups).div_ceil(16 * crate::par::threads());
+        let step = (share * groups).min(LARGEST) * LANES;
         Self { out: out.shared().get(), tokens, init, parts, rows, step }
     }
 
