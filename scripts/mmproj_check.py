@@ -51,7 +51,14 @@ FAMILIES = {
     # More than one window of attention.
     "qwen2_5_vl": ((160, 128), dict(vision_config=dict(window_size=112))),
     "qwen3_vl": ((64, 48), {}),
+    "qwen3_5": ((64, 48), {}),
+    "qwen3_5_moe": ((64, 48), {}),
+    # llama.cpp's norm before the merger has the encoder's epsilon.
+    "mistral3": ((64, 48), dict(text_config=dict(rms_norm_eps=1e-5))),
+    "pixtral": ((56, 24), {}),
 }
+# Their lines end with [IMG_BREAK], whose embedding llama.cpp puts among the rows. Pixels of a side that become a row.
+PIXTRAL, LINE_END = dict(mistral3=16, pixtral=8), 94
 LIMITS = dict(f32=1e-3, f16=2e-3, q8_0=5e-2, adapter_f32=1e-3, logits=1e-3, adapter_logits=1e-3)
 # Modules of encoders and language models that get an adapter.
 TARGETS = r".*(language_model|text_model)\.layers\.\d+\..*\.(q_proj|down_proj)|.*(layers?|blocks)\.[01]\..*\.(q_proj|v_proj|qkv|fc2|linear_fc2)"
@@ -297,6 +304,8 @@ def inputs(family, tiles, config):
     """What Transformers' model reads beside the ids."""
     import torch
 
+    if family in PIXTRAL:
+        return dict(pixel_values=tiles, image_sizes=torch.tensor([tiles.shape[-2:]]))
     if not family.startswith("qwen"):
         return dict(pixel_values=tiles[None] if family == "smolvlm" else tiles)
     sys.path.append(f"{ROOT}/scripts/golden")
@@ -304,6 +313,18 @@ def inputs(family, tiles, config):
 
     values, grid = vision_models.patches(tiles[0])
     return dict(pixel_values=values, image_grid_thw=torch.tensor([grid]))
+
+
+def columns(family, given):
+    """Rows of the connector in a line of the picture; 0 where lines do not end."""
+    return int(given["image_sizes"][0, 1]) // PIXTRAL[family] if family in PIXTRAL else 0
+
+
+def without_ends(rows, columns):
+    """Rows without those of [IMG_BREAK]."""
+    import numpy as np
+
+    return np.delete(rows, slice(columns, None, columns + 1), 0) if columns else rows
 
 
 def features(model, family, given):
@@ -322,7 +343,9 @@ def behind(model, family, given, parts, config):
     import torch
 
     token = config.get("image_token_id", config.get("image_token_index"))
-    ids = torch.tensor([[id for part in parts for id in (part if isinstance(part, list) else [token] * part)]])
+    line = columns(family, given)
+    shown = lambda count: [LINE_END if line and at % (line + 1) == line else token for at in range(count)]
+    ids = torch.tensor([[id for part in parts for id in (part if isinstance(part, list) else shown(part))]])
     more = dict(given)
     if family == "gemma3":
         more |= dict(token_type_ids=(ids == token).long())
@@ -360,6 +383,7 @@ def check(family, tunesmith, folder):
         rows = features(models[adapter], family, given)
         # SmolVLM's picture as a whole, which follows its tiles, is resized: it is not compared.
         found = np.concatenate(export(kind, adapter).rows(picture, rows.shape[1])[: len(tiles)])
+        found = without_ends(found, columns(family, given))
         result[("adapter_" if adapter else "") + kind] = apart(found, rows)
         if kind == "f32" and not adapter and family in ("llava", "internvl"):
             result["as_published"] = apart(found, published)

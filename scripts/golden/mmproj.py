@@ -8,7 +8,8 @@ For each family and type of file: the keys of the header but for names and sizes
 type, and the CRC-32 of its bytes, as `32x64 F16 1234`. `changes` is what differs in config.json and preprocessor_config.json from the golden models.
 
 The converter reads the names of published checkpoints. Transformers 5 saves two of these models under other names, which are changed back.
-It knows no LLaVA with CLIP.
+It knows no LLaVA with CLIP. Of Pixtral's encoder it leaves the language model's tensors out before it looks for the embedding of
+[IMG_BREAK] among them, which llama.cpp needs: here it sees them.
 """
 import contextlib
 import json
@@ -28,9 +29,15 @@ FAMILIES = {
     "gemma3": ({"config": {"text_config": {"layer_types": ["sliding_attention"] * 3}}}, None, ("vision_tower.", "vision_tower.vision_model.")),
     "smolvlm": ({}, None, None),
     "internvl": ({}, "InternVisionModel", ("", "model.")),
+    # Files have as many pixels of a side as the image processor.
+    "mistral3": ({"config": {"vision_config": {"image_size": 64}, "text_config": {"rms_norm_eps": 1e-5}}}, None, None),
+    "pixtral": ({"config": {"vision_config": {"image_size": 64}}}, None, None),
     "qwen2_vl": ({}, None, None),
     "qwen2_5_vl": ({"config": {"vision_config": {"window_size": 112}}}, None, None),
     "qwen3_vl": ({}, None, None),
+    # The converter takes the language model's epsilon for the encoder's.
+    "qwen3_5": ({"config": {"text_config": {"rms_norm_eps": 1e-6}}}, None, None),
+    "qwen3_5_moe": ({"config": {"text_config": {"rms_norm_eps": 1e-6}}}, None, None),
 }
 TYPES = dict(f32="ALL_F32", f16="MOSTLY_F16", q8_0="MOSTLY_Q8_0")
 # These are names, or depend on them.
@@ -59,7 +66,10 @@ def convert(name, changes, given, prefixes, kind, gguf, conversion):
         hparams = conversion.ModelBase.load_hparams(model, False)
         found = given or conversion.get_model_architecture(hparams, conversion.ModelType.MMPROJ)
         with contextlib.redirect_stderr(open(os.devnull, "w")):
-            converter = conversion.get_model_class(found, mmproj=True)(model, getattr(gguf.LlamaFileType, TYPES[kind]), out)
+            kind_of_model = conversion.get_model_class(found, mmproj=True)
+            if name in ("mistral3", "pixtral"):
+                kind_of_model = type(kind_of_model.__name__, (kind_of_model,), dict(filter_tensors=classmethod(lambda cls, item: item)))
+            converter = kind_of_model(model, getattr(gguf.LlamaFileType, TYPES[kind]), out)
             # InternVL's connector has names up to mlp1.3, which a map for three blocks lacks.
             converter.tensor_map = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
             converter.write()

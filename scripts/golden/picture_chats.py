@@ -105,9 +105,14 @@ def processor(name):
     if name.startswith("qwen"):
         own = tokenizer({95: "<|image_pad|>", 94: "<|video_pad|>", 93: "<|vision_start|>", 92: "<|vision_end|>"})
         image = transformers.Qwen2VLImageProcessor(patch_size=PATCH, size={"shortest_edge": 512, "longest_edge": 2048})
-        made = dict(qwen2_vl=transformers.Qwen2VLProcessor, qwen2_5_vl=transformers.Qwen2_5_VLProcessor, qwen3_vl=transformers.Qwen3VLProcessor)[name]
-        video = transformers.Qwen3VLVideoProcessor() if name == "qwen3_vl" else transformers.Qwen2VLVideoProcessor()
+        made = dict(qwen2_vl=transformers.Qwen2VLProcessor, qwen2_5_vl=transformers.Qwen2_5_VLProcessor).get(name, transformers.Qwen3VLProcessor)
+        video = transformers.Qwen3VLVideoProcessor() if name.startswith("qwen3") else transformers.Qwen2VLVideoProcessor()
         return made(image, own, video, chat_template=TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"))
+    if name in ("mistral3", "ministral3", "pixtral"):
+        own = tokenizer({95: "[IMG]", 94: "[IMG_BREAK]", 93: "[IMG_END]"})
+        image = transformers.PixtralImageProcessor(size={"longest_edge": 64}, patch_size={"height": PATCH, "width": PATCH})
+        merged = 1 if name == "pixtral" else 2
+        return transformers.PixtralProcessor(image, own, patch_size=PATCH, spatial_merge_size=merged, chat_template=TEMPLATE.replace("IMAGE", "[IMG]"))
     if name == "internvl":
         own = tokenizer({95: "<IMG_CONTEXT>", 94: "<img>", 93: "</img>", 92: "<video>"}, INTERNVL)
         image = transformers.GotOcr2ImageProcessor(size=SIZE, max_patches=6)
@@ -136,7 +141,8 @@ def unmerged(values, grid):
 
 
 def main(folder, only):
-    for name in only or ["llava", "gemma3", "gemma3_pan_and_scan", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma", "llava_onevision"]:
+    for name in only or ["llava", "gemma3", "gemma3_pan_and_scan", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "internvl", "paligemma", "llava_onevision",
+                         "mistral3", "ministral3", "pixtral"]:
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
         whole = processor(name)
@@ -147,6 +153,9 @@ def main(folder, only):
             whole.tokenizer.save_pretrained(target)
             (target / "chat_template.jinja").write_text(whole.chat_template)
         (target / "preprocessor_config.json").write_text(whole.image_processor.to_json_string())
+        if name in ("mistral3", "ministral3", "pixtral"):
+            # It has the sides of what becomes a row.
+            (target / "processor_config.json").write_text(whole.to_json_string())
         rows = []
         chats = zip(QUESTIONS, QUESTION_FILES) if name == "paligemma" else zip(CHATS, FILES)
         for chat, files in chats:
@@ -165,6 +174,9 @@ def main(folder, only):
                 each = np.split(np.asarray(found["pixel_values"], dtype=np.float32), np.cumsum(counts)[:-1])
                 cut = [unmerged(values, grid) for values, grid in zip(each, found["image_grid_thw"])]
                 row["pixels"] = zlib.crc32(np.concatenate(cut).astype("<f4").tobytes())
+            elif images and "image_sizes" in found and name != "llava_onevision":
+                cut = [values[:, :height, :width] for values, (height, width) in zip(found["pixel_values"], found["image_sizes"].tolist())]
+                row["pixels"] = zlib.crc32(np.concatenate([patches(np.asarray(tile, dtype=np.float32)) for tile in cut]).astype("<f4").tobytes())
             elif images and name == "llava_onevision":
                 # Behind a picture's own tiles stand empty ones, where another has more.
                 alone = len(images) == 1

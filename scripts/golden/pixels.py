@@ -54,6 +54,8 @@ PROCESSORS = [
     ("smolvlm_whole", "SmolVLMImageProcessor",
      dict(size={"longest_edge": 60}, max_image_size={"longest_edge": 32}, do_image_splitting=False)),
     ("qwen2_vl", "Qwen2VLImageProcessor", dict(patch_size=8, size={"shortest_edge": 256, "longest_edge": 1600})),
+    ("pixtral", "PixtralImageProcessor", dict(size={"longest_edge": 40}, patch_size={"height": 8, "width": 8})),
+    ("pixtral_oblong", "PixtralImageProcessor", dict(size={"height": 60, "width": 50}, patch_size=16, resample=2)),
     ("qwen2_vl_small", "Qwen2VLImageProcessor",
      dict(patch_size=8, min_pixels=4000, max_pixels=9000, merge_size=4, temporal_patch_size=1, image_mean=[0.5] * 3, image_std=[0.5] * 3)),
 ]

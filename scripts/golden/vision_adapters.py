@@ -16,28 +16,32 @@ import vision_models
 TOWERS = dict(
     llava=r".*vision_tower\..*layers\.\d+\.(?:self_attn\.(?:q_proj|k_proj|v_proj|out_proj)|mlp\.fc[12])",
     qwen2_5_vl=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj))",
+    mistral3=r".*vision_tower\..*layers\.\d+\.(?:attention\.(?:q|k|v|o)_proj|feed_forward\.(?:gate|up|down)_proj)",
+    qwen3_5=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.linear_fc[12])",
 )
 # The seeds of vision.py and vision_models.py.
-SEEDS = dict(llava=7160, qwen2_5_vl=8020)
+SEEDS = dict(llava=7160, qwen2_5_vl=8020, qwen3_5=8124, mistral3=8161)
 
 
 def main():
     arguments = vision.arguments_of_command()
-    language = vision.LANGUAGE
+    language, delta = vision.LANGUAGE, vision_models.DELTA_LANGUAGE
     for name, tower in TOWERS.items():
         if arguments.only not in (None, name):
             continue
         seed = SEEDS[name]
         vision.LANGUAGE = f"(?:{language}|{tower})"
+        vision_models.DELTA_LANGUAGE = f"(?:{delta}|{tower})"
         with tempfile.TemporaryDirectory() as scratch:
-            made = vision.composite(scratch, name, seed) if name == "llava" else vision_models.qwen(scratch, name, seed)
+            maker = vision.composite if name == "llava" else vision_models.MODELS[name]
+            made = maker(scratch, name, seed)
         for key, parameter in made[0].named_parameters():
             parameter.requires_grad_("lora_" in key)
         if name == "llava":
             pictures = vision.normals((vision.PICTURES, 3, vision.SIDE, vision.SIDE), seed + 4)
             stored = dict(pixel_values=pictures)
         else:
-            pictures = vision_models.Pictures(vision.normals((3, *sides), seed + 10 + place) for place, sides in enumerate(vision_models.SIDES))
+            pictures = vision_models.Pictures(vision.normals((3, *sides), seed + 10 + place) for place, sides in enumerate(vision_models.sides_of(maker, name)))
             stored = {f"pixel_values.{place}": picture for place, picture in enumerate(pictures)}
         folder = f"{arguments.out}/{name}_adapters"
         vision.os.makedirs(folder, exist_ok=True)

@@ -16,7 +16,16 @@ from vision import IMAGE, PATCH, SIDE, TEXT
 # Height and width of each picture.
 SIDES = [(32, 32), (16, 48), (48, 32), (64, 48), (16, 16), (48, 80)]
 FRAMES, MERGE = 2, 2
-SECTIONS = dict(qwen2_vl=[1, 1, 2], qwen2_5_vl=[2, 1, 1], qwen3_vl=[2, 1, 1])
+SECTIONS = dict(qwen2_vl=[1, 1, 2], qwen2_5_vl=[2, 1, 1], qwen3_vl=[2, 1, 1], qwen3_5=[2, 1, 1], qwen3_5_moe=[2, 1, 1])
+# Qwen3.5's decoders, as in architectures.py: half of a head turns here. The norm behind the rule makes small outputs large, with their
+# rounding: a larger eps keeps it small.
+DELTA = dict(
+    rms_norm_eps=1e-3, head_dim=16, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_conv_kernel_dim=4,
+    linear_key_head_dim=12, linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4,
+)
+EXPERTS = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, shared_expert_intermediate_size=40)
+# Modules of its linear attention have names such as in_proj_qkv.
+DELTA_LANGUAGE = r".*language_model\.layers\.\d+\..*(?:_proj(?:_\w+)?|shared_expert_gate)"
 
 
 class Pictures(list):
@@ -36,7 +45,7 @@ def patches(picture):
 
 
 def qwen(out, name, seed):
-    """Qwen2-VL, 2.5 and 3."""
+    """Qwen2-VL, 2.5, 3, and Qwen3.5."""
     rope = dict(rope_type="default", rope_theta=1000.0, mrope_section=SECTIONS[name])
     text = dict(model_type=f"{name}_text", **TEXT | dict(num_hidden_layers=3, rope_parameters=rope))
     tower = dict(depth=3, num_heads=4, patch_size=PATCH, spatial_merge_size=MERGE, temporal_patch_size=FRAMES)
@@ -44,16 +53,24 @@ def qwen(out, name, seed):
         qwen2_vl=dict(embed_dim=32, hidden_size=32, mlp_ratio=2),
         qwen2_5_vl=dict(hidden_size=32, out_hidden_size=32, intermediate_size=48, window_size=32, fullatt_block_indexes=[1]),
         qwen3_vl=dict(hidden_size=32, out_hidden_size=32, intermediate_size=48, num_position_embeddings=25, deepstack_visual_indexes=[0, 1]),
+        qwen3_5=dict(hidden_size=32, out_hidden_size=32, intermediate_size=48, num_position_embeddings=25),
+        qwen3_5_moe=dict(hidden_size=32, out_hidden_size=32, intermediate_size=48, num_position_embeddings=25),
     )[name]
     if name == "qwen3_vl":
         text |= dict(head_dim=8)
-    cls = dict(qwen2_vl="Qwen2VL", qwen2_5_vl="Qwen2_5_VL", qwen3_vl="Qwen3VL")[name]
+    if name.startswith("qwen3_5"):
+        text |= DELTA
+        text["rope_parameters"] |= dict(partial_rotary_factor=0.5)
+    if name == "qwen3_5_moe":
+        del text["intermediate_size"]
+        text |= EXPERTS
+    cls = dict(qwen2_vl="Qwen2VL", qwen2_5_vl="Qwen2_5_VL", qwen3_vl="Qwen3VL", qwen3_5="Qwen3_5", qwen3_5_moe="Qwen3_5Moe")[name]
     config = getattr(transformers, f"{cls}Config")(
         text_config=text, vision_config=tower, image_token_id=IMAGE, video_token_id=94, vision_start_token_id=93, vision_end_token_id=92
     )
     plain = vision.scramble(getattr(transformers, f"{cls}ForConditionalGeneration")._from_config(config, attn_implementation="eager"), seed)
     vision.store(plain, f"{out}/{name}/model")
-    model = vision.lora(plain, vision.LANGUAGE, seed + 3)
+    model = vision.lora(plain, DELTA_LANGUAGE if name.startswith("qwen3_5") else vision.LANGUAGE, seed + 3)
     for key, parameter in model.named_parameters():
         if "visual" in key:
             parameter.requires_grad_(True)
@@ -105,6 +122,53 @@ def suffix(ids, labels):
     if isinstance(labels, int):
         return (torch.arange(ids.shape[1]) >= labels).long()[None]
     return ((labels != vision.IGNORE).cumsum(1) > 0).long()
+
+
+# Pictures of a Pixtral whose patches are rows of the decoder each: sides of any number of patches.
+ODD_SIDES = [(32, 32), (8, 40), (24, 16), (40, 56), (8, 8), (56, 24)]
+# Of Mistral 3, whose class in Transformers takes no picture of one row.
+EVEN_SIDES = [sides if sides != (16, 16) else (16, 32) for sides in SIDES]
+
+
+def padded(pictures):
+    """Pictures as PixtralImageProcessor gives them: with zeros up to one size, and their own sizes."""
+    sizes = [picture.shape[-2:] for picture in pictures]
+    height, width = (max(size[side] for size in sizes) for side in (0, 1))
+    grown = [torch.nn.functional.pad(picture, (0, width - size[1], 0, height - size[0])) for picture, size in zip(pictures, sizes)]
+    return dict(pixel_values=torch.stack(grown), image_sizes=torch.tensor([list(size) for size in sizes]))
+
+
+def pixtral(out, name, seed):
+    """Mistral 3, Ministral 3, and LLaVA with Pixtral's encoder."""
+    tower = dict(model_type="pixtral", hidden_act="gelu" if name == "mistral3" else "silu", **vision.TOWER)
+    if name == "pixtral":
+        config = transformers.LlavaConfig(
+            text_config=dict(model_type="mistral", **TEXT), vision_config=tower, image_token_index=IMAGE, vision_feature_layer=-1,
+            vision_feature_select_strategy="full", projector_hidden_act="gelu")
+    else:
+        # Its norm is one of the connector too.
+        text = dict(model_type="mistral" if name == "mistral3" else name, **TEXT | dict(rms_norm_eps=1e-3))
+        rope = dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0,
+                    mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
+        text |= dict(rope_parameters=rope, head_dim=8) if name == "ministral3" else {}
+        config = transformers.Mistral3Config(
+            text_config=text, vision_config=tower, image_token_index=IMAGE, spatial_merge_size=MERGE, tie_word_embeddings=False,
+            vision_feature_layer=-2 if name == "ministral3" else -1)
+    cls = getattr(transformers, type(config).__name__.replace("Config", "ForConditionalGeneration"))
+    plain = vision.scramble(cls._from_config(config, attn_implementation="eager"), seed)
+    vision.store(plain, f"{out}/{name}/model")
+    model = vision.lora(plain, vision.LANGUAGE, seed + 3)
+    for key, parameter in model.named_parameters():
+        if "vision_tower" in key or "projector" in key:
+            parameter.requires_grad_(True)
+
+    def forward(ids, mask, pictures):
+        more = padded(pictures) if pictures is not None else {}
+        return model(input_ids=ids, attention_mask=mask, use_cache=False, **more).logits
+
+    side = PATCH if name == "pixtral" else PATCH * MERGE
+    rows = [height * width // side**2 for height, width in sides_of(pixtral, name)]
+    return model, forward, dict(prefix=False, rows=rows)
 
 
 # Height and width in pixels of LLaVA-OneVision's pictures, of which only tiles are read: wide, tall, larger than two tiles, smaller than one.
@@ -170,23 +234,30 @@ def llava_onevision(out, name, seed):
 
 
 MODELS = dict(qwen2_vl=qwen, qwen2_5_vl=qwen, qwen3_vl=qwen, internvl=square, paligemma=square, llava_onevision=llava_onevision)
+MODELS |= dict(qwen3_5=qwen, qwen3_5_moe=qwen, mistral3=pixtral, ministral3=pixtral, pixtral=pixtral)
 
 
 # With these, no greedy answer has the image token, which stands for a picture.
-OTHER_SEEDS = dict(qwen3_vl=1)
+OTHER_SEEDS = dict(qwen3_vl=1, mistral3=1, qwen3_5=4)
 
 
-def sides_of(maker):
+def sides_of(maker, name):
     """Height and width of each picture."""
+    if maker is pixtral:
+        return ODD_SIDES if name == "pixtral" else EVEN_SIDES
     return SIDES if maker is qwen else [(SIDE, SIDE)] * len(SIDES)
 
 
 def main():
     arguments = vision.arguments_of_command()
+    if arguments.only in (None, "pixtral_alone"):
+        # An encoder alone, as those of vision.py.
+        vision.ENCODERS["pixtral_alone"] = ("PixtralVisionConfig", "PixtralVisionModel", dict(hidden_act="silu"), SIDE)
+        vision.make_encoder("pixtral_alone", arguments.out, 8500)
     for number, (name, maker) in enumerate(MODELS.items()):
         if arguments.only in (None, name):
             seed = 8000 + 20 * number + OTHER_SEEDS.get(name, 0)
-            pictures = Pictures(vision.normals((3, *sides), seed + 10 + place) for place, sides in enumerate(sides_of(maker)))
+            pictures = Pictures(vision.normals((3, *sides), seed + 10 + place) for place, sides in enumerate(sides_of(maker, name)))
             stored = {f"pixel_values.{place}": picture for place, picture in enumerate(pictures)}
             if maker is llava_onevision:
                 # Models before it keep their seeds; this one's number is 410.
@@ -194,7 +265,7 @@ def main():
                 pictures = cut_pictures(seed + 10)
                 stored = {f"pixel_values.{place}": picture.tiles for place, picture in enumerate(pictures)}
                 stored |= {f"among_others.{place}": picture.whole for place, picture in enumerate(pictures)}
-            vision.write_model(f"{arguments.out}/{name}", maker(arguments.out, name, seed), pictures, stored, seed, drifts=name.startswith("qwen2"))
+            vision.write_model(f"{arguments.out}/{name}", maker(arguments.out, name, seed), pictures, stored, seed, drifts=name.startswith(("qwen2", "qwen3_5")))
             print(name)
 
 

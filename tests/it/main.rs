@@ -48,6 +48,7 @@ mod peft;
 mod picture_modes;
 mod picture_sources;
 mod pictures;
+mod pixtral;
 mod plan;
 mod precision;
 mod processes;

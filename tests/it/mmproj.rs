@@ -259,6 +259,8 @@ fn the_language_model_of_qwen_vl_has_positions_of_three_axes() {
         ("qwen2_vl", "qwen2vl", [1, 1, 2, 0], None),
         ("qwen2_5_vl", "qwen2vl", [2, 1, 1, 0], None),
         ("qwen3_vl", "qwen3vl", [2, 1, 1, 0], Some(2)),
+        ("qwen3_5", "qwen35", [2, 1, 1, 0], None),
+        ("qwen3_5_moe", "qwen35moe", [2, 1, 1, 0], None),
     ] {
         let dir = folder(root.path(), family, &json!({}));
         let out = root.path().join(format!("{family}.gguf"));
@@ -271,7 +273,8 @@ fn the_language_model_of_qwen_vl_has_positions_of_three_axes() {
         assert_eq!(own.keys.get(&format!("{architecture}.n_deepstack_layers")), deep.map(|deep| json!(deep)).as_ref());
         let tensors = known(&names["architectures"][architecture]);
         for name in own.tensors.keys() {
-            let bare = name.rsplit_once('.').unwrap().0;
+            // A decay has no kind behind its name.
+            let bare = [".weight", ".bias"].iter().find_map(|kind| name.strip_suffix(kind)).unwrap_or(name);
             let general = match bare.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
                 Some((_, part)) => format!("blk.{{bid}}.{part}"),
                 None => bare.to_owned(),
@@ -356,8 +359,16 @@ fn models_that_llama_cpp_lacks_or_computes_otherwise_are_refused_by_name() {
         ("smolvlm", processor("rescale_factor", json!(0.01)), "a rescale_factor other than 1/255"),
         ("smolvlm", processor("max_image_size", json!({"longest_edge": 48})), "images of 48 pixels a side"),
         ("llava", processor("do_center_crop", json!(false)), "images that are no squares of one size"),
-        ("smolvlm", processor("image_processor_type", json!("PixtralImageProcessor")), "PixtralImageProcessor"),
+        ("smolvlm", processor("image_processor_type", json!("ChameleonImageProcessor")), "ChameleonImageProcessor"),
         ("llava", vision("model_type", json!("pixtral")), "the image encoder of a llava model is not read"),
+        ("mistral3", json!({}), "a norm of the connector with another epsilon than the encoder's"),
+        (
+            "ministral3",
+            json!({"config": {"text_config": {"rms_norm_eps": 1e-5}}}),
+            "another output than the last block's",
+        ),
+        ("pixtral", vision("rope_parameters", json!({"rope_theta": 500.0})), "a rope_theta other than 10000"),
+        ("pixtral", vision("hidden_act", json!("gelu_pytorch_tanh")), "GELU by tanh in the image encoder"),
     ];
     for (number, (family, changes, wanted)) in cases.into_iter().enumerate() {
         let root = root.path().join(number.to_string());

@@ -15,15 +15,18 @@ pub const MODES: [Mode; 3] = [
 ];
 
 /// The models that are trained in each mode, packed, and asked about an image.
-pub const SEEING: [&str; 10] = [
+pub const SEEING: [&str; 13] = [
     "gemma3",
     "idefics3",
     "internvl",
     "llava",
     "llava_onevision",
+    "mistral3",
     "paligemma",
     "qwen2_5_vl",
     "qwen2_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_vl",
     "smolvlm",
 ];

@@ -61,7 +61,7 @@ pub fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Resu
 }
 
 /// Models whose rows are held to those of their processors.
-pub const PROCESSED: [&str; 10] = [
+pub const PROCESSED: [&str; 15] = [
     "gemma3_pan_and_scan",
     "llava",
     "gemma3",
@@ -69,9 +69,14 @@ pub const PROCESSED: [&str; 10] = [
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
     "internvl",
     "paligemma",
     "llava_onevision",
+    "mistral3",
+    "ministral3",
+    "pixtral",
 ];
 
 #[test]
@@ -180,7 +185,19 @@ pub fn whole(fixture: &Fixture, lines: &[&str]) -> String {
 
 #[test]
 fn models_that_see_train_and_answer_from_the_command_line() {
-    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen3_vl", "internvl", "llava_onevision"] {
+    for name in [
+        "llava",
+        "gemma3",
+        "smolvlm",
+        "qwen2_vl",
+        "qwen3_vl",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "internvl",
+        "llava_onevision",
+        "mistral3",
+        "pixtral",
+    ] {
         whole(&seeing(name), &[]);
     }
     // Its prompts see both ways where the encoder is loaded: a merge is compared on rows that do not.

@@ -32,14 +32,15 @@ const GRADIENT: f32 = 5e-5;
 pub const WORLDS: [&str; 6] =
     ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl", "world_paligemma"];
 /// The golden models and pairs, in parts that a test holds to PyTorch each.
-pub const EQUAL: [&[&str]; 4] = [
+pub const EQUAL: [&[&str]; 5] = [
     &["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "gemma3"],
-    &["qwen2_vl", "qwen2_5_vl", "qwen3_vl"],
+    &["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"],
     &["internvl", "paligemma"],
     &["llava_onevision"],
+    &["mistral3", "ministral3", "pixtral"],
 ];
 /// Golden runs with adapters on the encoder.
-pub const ADAPTED: [&str; 2] = ["llava_adapters", "qwen2_5_vl_adapters"];
+pub const ADAPTED: [&str; 4] = ["llava_adapters", "qwen2_5_vl_adapters", "qwen3_5_adapters", "mistral3_adapters"];
 /// Rows of a step, in two micro-batches.
 const ROWS: usize = 4;
 
@@ -235,6 +236,11 @@ fn llava_onevision_equals_pytorch() {
 }
 
 #[test]
+fn mistral3_and_pixtral_equal_pytorch() {
+    EQUAL[4].iter().for_each(|name| check(name));
+}
+
+#[test]
 fn a_second_encoder_equals_diffusers() {
     for name in WORLDS {
         check(name);
@@ -276,7 +282,7 @@ fn adapters_on_encoders_equal_peft() {
 
 /// One of each kind: `cuda` holds a GPU to them, early among the tests, since it takes long.
 pub fn check_of_each_kind() {
-    ["prefix", "prefix_gpt2", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
+    ["prefix", "prefix_gpt2", "gemma3", "qwen2_5_vl", "qwen3_vl", "mistral3", "llava_onevision", "qwen2_5_vl_adapters"]
         .into_iter()
         .chain(WORLDS)
         .for_each(check);
@@ -297,6 +303,7 @@ fn an_adapter_s_files_hold_connector_and_encoder() {
         ),
         ("gemma3", VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }),
         ("qwen3_vl", VisionTraining { connector: true, adapters: vec!["qkv".into()], ..VisionTraining::default() }),
+        ("mistral3", VisionTraining { connector: true, adapters: vec!["o_proj".into()], ..VisionTraining::default() }),
     ] {
         let mut model = trained_by(name, training);
         let arch = model.arch.clone();

@@ -215,13 +215,14 @@ impl PictureFiles {
             Picture::size(&bytes)?
         };
         let layout = self.processor.layout(width, height, split(file).1)?;
+        let columns = layout.tiles.first().map_or(0, |tile| tile.columns / self.vision.connector.side());
         if self.vision.any_res.is_some() {
             let tiles = layout.tiles.iter().map(|tile| (tile.rows, tile.columns));
             let rows = self.vision.rows(tiles, layout.joined.as_ref());
-            return Ok(PictureRows { tiles: vec![rows], split: None });
+            return Ok(PictureRows { tiles: vec![rows], split: None, columns });
         }
         let tiles = layout.tiles.iter().map(|tile| self.vision.tile_rows(tile.rows, tile.columns)).collect();
-        Ok(PictureRows { tiles, split: layout.split })
+        Ok(PictureRows { tiles, split: layout.split, columns })
     }
 }
 

@@ -14,7 +14,7 @@ use super::tokenizer::Tokenizer;
 use super::web_address::Came;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
-use tunesmith_config::vision::{ChatForm, ChatImages};
+use tunesmith_config::vision::{ChatForm, ChatImages, PIXTRAL_TOKENS};
 use tunesmith_vision::Pixels;
 
 /// Reads the pictures that rows name. Many threads use one.
@@ -125,6 +125,8 @@ pub struct PictureRows {
     /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them. With crops beside it, the
     /// whole picture is the first tile.
     pub split: Option<(usize, usize)>,
+    /// Rows of the decoder in a line of the first tile.
+    pub columns: usize,
 }
 
 /// A picture of an example.
@@ -208,9 +210,19 @@ impl ChatPictures {
         let text_of = |id: u32| text_of(tokenizer, id);
         let image = text_of(token)?;
         let place = match form {
-            ChatForm::Bare | ChatForm::AnyRes | ChatForm::Idefics3 | ChatForm::InternVl => image.clone(),
+            ChatForm::Bare | ChatForm::AnyRes | ChatForm::Idefics3 | ChatForm::InternVl | ChatForm::Pixtral => {
+                image.clone()
+            }
             ChatForm::Gemma3 { begin, .. } => text_of(begin)?,
         };
+        if form == ChatForm::Pixtral
+            && let Some(token) = PIXTRAL_TOKENS.into_iter().find(|token| tokenizer.id(token).is_none())
+        {
+            return Err(Error::model(format!(
+                "the tokenizer has no token {token}, which stands behind a line of an image"
+            ))
+            .hint("config.json and tokenizer.json must belong to one model"));
+        }
         let (mut files, mut rows, mut texts) = (Vec::new(), Vec::new(), Vec::new());
         for name in names {
             let file = pictures.keep(name.clone())?;
@@ -220,6 +232,7 @@ impl ChatPictures {
                 ChatForm::Bare | ChatForm::AnyRes => image.repeat(found.tiles.iter().sum()),
                 ChatForm::Gemma3 { begin, end } => gemma3(&found, &image, [&text_of(begin)?, &text_of(end)?]),
                 ChatForm::Idefics3 => idefics3(&found, &image),
+                ChatForm::Pixtral => pixtral(&found, &image),
                 ChatForm::InternVl => format!("<img>{}</img>", image.repeat(found.tiles.iter().sum())),
             });
             rows.push(found.tiles.iter().sum());
@@ -419,6 +432,14 @@ fn gemma3(rows: &PictureRows, image: &str, [begin, end]: [&str; 2]) -> String {
     format!("Here is the original image {whole} and here are some crops to help you see better {crops}")
 }
 
+/// The text of `PixtralProcessor` for a picture.
+fn pixtral(rows: &PictureRows, image: &str) -> String {
+    let [line_end, end] = PIXTRAL_TOKENS;
+    let lines = rows.tiles.iter().sum::<usize>().checked_div(rows.columns).unwrap_or(0);
+    let text = vec![image.repeat(rows.columns); lines].join(line_end);
+    text + end
+}
+
 /// The text of `Idefics3Processor` for a picture.
 fn idefics3(rows: &PictureRows, image: &str) -> String {
     const AROUND: &str = "<fake_token_around_image>";
@@ -463,7 +484,7 @@ mod tests {
             if file == "broken" {
                 return Err(bad_image(file, Error::data("no image")));
             }
-            Ok(PictureRows { tiles: vec![file.len()], split: None })
+            Ok(PictureRows { tiles: vec![file.len()], split: None, columns: file.len() })
         }
 
         fn look(&self, file: &str) -> Result<PictureLook> {

@@ -131,10 +131,11 @@ impl Builder<'_> {
         }
         let gate = match spec.activation {
             spec::Pointwise::Silu => Gate::Silu,
+            spec::Pointwise::Gelu => Gate::Gelu,
             spec::Pointwise::GeluTanh => Gate::GeluTanh,
             other => {
                 return Err(Error::model(format!("{other:?} as the gate of an encoder's MLP"))
-                    .hint("silu and gelu_pytorch_tanh are known"));
+                    .hint("silu, gelu, and gelu_pytorch_tanh are known"));
             }
         };
         Ok(Part::Mlp(Box::new(Mlp { gate_up: Projections::apart([next(), next()]), down: next(), gate, cut: None })))
@@ -161,6 +162,7 @@ impl Builder<'_> {
     fn connector_step(&mut self, step: &spec::Step) -> Result<Step> {
         Ok(match step {
             spec::Step::SideBySide(side) => Step::SideBySide(*side),
+            spec::Step::ByFeature(side) => Step::ByFeature(*side),
             spec::Step::Mean(side) => Step::Mean(*side),
             spec::Step::Norm(norm) => {
                 Step::Norm(Norm { offset: norm.offset, ..self.norm_of(&norm.name, norm.eps, norm.rms)? })
@@ -188,6 +190,6 @@ fn fits(vision: &VisionArch, decoder: &Arch) -> Result<()> {
     let wrong = decoder.ropes.iter().find(|rope| vision.mrope.is_some() && rope.rotary_dim != 2 * turned);
     wrong.map_or(Ok(()), |rope| {
         Err(Error::model(format!("mrope_section has {turned} frequencies, a head turns by {}", rope.rotary_dim / 2))
-            .hint("the entries of mrope_section must sum to half of head_dim"))
+            .hint("the entries of mrope_section must sum to half of the features of a head that turn"))
     })
 }

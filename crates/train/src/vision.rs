@@ -123,6 +123,7 @@ impl Sight {
             ))
             .hint("preprocessor_config.json must be the encoder's own"));
         }
+        check_unit(&folder, &processing, &vision)?;
         let cuts_alone = matches!(processing.size, Size::AnyRes { .. });
         let grids = processing.grids.clone();
         let mut processor = Processor::new(processing, vision.encoder.patch_size);
@@ -234,6 +235,19 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
     };
     let world = World::open(folder, form, tokens, seer.hidden_size).map_err(|error| error.context("vision.world"))?;
     Ok(VisionArch { world: Some(Arc::new(world)), ..vision })
+}
+
+/// Refuses images whose sides are no multiples of what becomes a row of the decoder.
+fn check_unit(folder: &Path, processing: &Processing, vision: &VisionArch) -> Result<()> {
+    let own = vision.encoder.patch_size * vision.connector.side();
+    match processing.size {
+        Size::Within { unit, .. } if unit as usize != own => Err(Error::model(format!(
+            "{}: the image processor makes sides multiples of {unit} pixels, and {own} become a row of the model",
+            folder.display()
+        ))
+        .hint("patch_size and spatial_merge_size of processor_config.json must be those of config.json")),
+        _ => Ok(()),
+    }
 }
 
 /// The size that pictures get: that of the processor, within the bounds of the configuration.

@@ -112,6 +112,7 @@ impl Processor {
                 steps.push((wide * columns, tall * rows));
                 split = (columns * rows > 1).then_some((rows as usize, columns as usize));
             }
+            Size::Within { most, unit } => steps.push(smaller(width, height, most, unit)),
             Size::MostPatches { most, patch } => {
                 self.check_patch(patch)?;
                 steps.push(most_patches(width, height, patch, most));
@@ -328,6 +329,17 @@ fn within(width: u32, height: u32, factor: u64, [least, most]: [u64; 2]) -> Resu
         near
     };
     Ok((width as u32, height as u32))
+}
+
+/// The size with sides of at most so many pixels, and then up to multiples of `unit`: `get_resize_output_image_size` of
+/// `transformers.models.pixtral.image_processing_pixtral`. A side may become 0.
+fn smaller(width: u32, height: u32, [tall, wide]: [u32; 2], unit: u32) -> (u32, u32) {
+    let ratio = (f64::from(height) / f64::from(tall)).max(f64::from(width) / f64::from(wide));
+    let of = |side: u32| {
+        let side = if ratio > 1.0 { (f64::from(side) / ratio).floor() as u32 } else { side };
+        side.div_ceil(unit) * unit
+    };
+    (of(width), of(height))
 }
 
 /// The largest size with sides of multiples of a patch, each at most a patch longer than in proportion, and so many patches:

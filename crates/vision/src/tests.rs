@@ -142,6 +142,20 @@ fn no_step_makes_an_image_larger_than_may_be_read() {
 }
 
 #[test]
+fn an_image_of_which_no_patch_is_left_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings =
+        json!({"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 64}, "patch_size": 8});
+    fs::write(folder.path().join("preprocessor_config.json"), settings.to_string()).unwrap();
+    let processor = Processor::new(Processing::open(folder.path()).unwrap(), 8);
+    for (width, height) in [(1, 65), (65, 1), (1, u32::MAX)] {
+        let error = processor.layout(width, height, false).unwrap_err();
+        assert!(error.kind() == tunesmith_base::Kind::Data && error.message().contains("a patch 8 x 8"), "{error}");
+    }
+    assert_eq!(processor.layout(1, 64, false).unwrap().tiles[0], Tile { rows: 8, columns: 1 });
+}
+
+#[test]
 fn a_file_that_is_cut_off_or_changed_never_panics() {
     for name in ["rgb.png", "rgb.jpg", "rgb.webp", "animated.gif", "rgb.bmp", "rgb.tiff", "rotated.png"] {
         let bytes = fs::read(golden(name)).unwrap();

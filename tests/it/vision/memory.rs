@@ -15,7 +15,7 @@ use tunesmith::train::shown_pictures::ShownPictures;
 /// Rows of a batch: the same one, since all images of a pass are planned to be as large as the largest.
 const ROWS: usize = 3;
 
-pub const MODELS: [&str; 14] = [
+pub const MODELS: [&str; 17] = [
     "prefix",
     "prefix_mlp",
     "prefix_gpt2",
@@ -25,9 +25,12 @@ pub const MODELS: [&str; 14] = [
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_5",
     "internvl",
     "paligemma",
     "llava_onevision",
+    "mistral3",
+    "pixtral",
     "world_kl",
     "world_prefix",
 ];

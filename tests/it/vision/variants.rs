@@ -59,7 +59,7 @@ const EXCEPTIONS: [Exception; 9] = [
          encoders alone (vit, clip) compute the same",
     ),
     (
-        &["llava"],
+        &["llava", "ministral3"],
         "vision_config.num_hidden_layers",
         &["4"],
         "the block that is missing is above the output that is taken, so its random weights mean nothing",

@@ -25,6 +25,8 @@ pub enum ChatForm {
     Idefics3,
     /// Nothing. A picture that is alone in its row is cut at its own shape, others are shown as a whole (LLaVA-OneVision).
     AnyRes,
+    /// `[IMG_BREAK]` behind each line of rows, and `[IMG_END]` behind the last one (Pixtral, Mistral 3).
+    Pixtral,
     /// `<img>` before the rows and `</img>` behind them (`InternVL`).
     InternVl,
 }

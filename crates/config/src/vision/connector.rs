@@ -23,6 +23,9 @@ pub struct Connector {
 pub enum Step {
     /// The patches of a square of so many a side become one row: their features side by side, row by row.
     SideBySide(usize),
+    /// The same feature by feature: that of each patch of the square, row by row, then the next one's (Mistral 3). At most
+    /// [`Step::MOST_BY_FEATURE`] a side.
+    ByFeature(usize),
     /// The patches of a square of so many a side become one row: their mean.
     Mean(usize),
     /// An `RMSNorm`, or a `LayerNorm` if it has a bias.
@@ -69,6 +72,9 @@ pub struct Pairing {
 }
 
 impl Step {
+    /// The most patches of a side of [`Step::ByFeature`].
+    pub const MOST_BY_FEATURE: usize = 4;
+
     /// A linear module from so many features to so many.
     pub(super) const fn linear(name: String, [in_features, out_features]: [usize; 2], bias: bool) -> Self {
         Self::Linear(LinearSpec { name, out_features, in_features, bias, layer: None })
@@ -79,7 +85,7 @@ impl Connector {
     /// Patches of a side that become one row.
     pub fn side(&self) -> usize {
         let side = |step: &Step| match step {
-            Step::SideBySide(side) | Step::Mean(side) => *side,
+            Step::SideBySide(side) | Step::ByFeature(side) | Step::Mean(side) => *side,
             _ => 1,
         };
         self.steps.iter().map(side).product()

@@ -40,6 +40,8 @@ pub struct Encoder {
     pub patch_bias: bool,
     /// Whether q, k and v add a bias.
     pub qkv_bias: bool,
+    /// Whether attention's output projection and the MLP's modules add a bias.
+    pub bias: bool,
     /// Whether one module gives q, k and v ([`BlockNames::query`]).
     pub fused_qkv: bool,
     /// Whether the MLP has a gate: [`BlockNames::fc1`], beside [`BlockNames::up`].
@@ -54,6 +56,8 @@ pub struct Encoder {
     pub interpolation: Option<Interpolation>,
     /// Base of the frequencies by which queries and keys turn: half of them by a patch's row, half by its column.
     pub rope_theta: Option<f64>,
+    /// Whether rows and columns take the frequencies of a whole head in turns, and do not have the same ones (Pixtral).
+    pub rope_in_turns: bool,
     /// Attention within parts of a tile.
     pub windows: Option<Windows>,
     /// The block whose output the connector takes, whether the last norm follows, and which rows are kept.

@@ -13,6 +13,7 @@ mod families;
 mod joined;
 mod latents;
 mod models;
+mod pixtral;
 mod processing;
 mod tensors;
 mod world;
@@ -32,6 +33,7 @@ pub use latents::{
     Convolution, LatentEncoder, LatentLayer, LatentNorm, LatentNormKind, Residual, SpatialAttention, WORLD_ENCODER,
 };
 pub use models::SEEING;
+pub use pixtral::PIXTRAL_TOKENS;
 pub use processing::{Backend, PanAndScan, Processing, Resample, Size};
 pub use world::{WORLD_PROJECTOR, WORLD_SETTINGS, WORLD_TOKENS, WORLD_WEIGHTS, World, WorldSettings};
 

@@ -18,9 +18,11 @@ const TOWER: &str = "model.vision_tower.";
 /// Keys of the token that stands for a row of a picture.
 const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 
+/// Key of the encoder's output that a connector takes.
+const LAYER: &str = "vision_feature_layer";
+
 /// The model types below, whose models see images, for messages.
-pub const SEEING: &str =
-    "gemma3, idefics3, internvl, llava, llava_onevision, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, smolvlm";
+pub const SEEING: &str = "gemma3, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm";
 
 fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     let text = read_text(path)?.ok_or_else(|| {
@@ -59,8 +61,38 @@ fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) 
 fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let encoder = encoder(&source.part("vision_config")?, Some("clip_vision_model"))?;
     let token = token(source, &IMAGE, 32_000)?;
-    let chat = Some(ChatImages { token, form: ChatForm::Bare });
-    Ok(VisionArch { chat, ..llava_with(source, encoder, (-2, "default"), decoder_size)? })
+    let form = if encoder.rope_in_turns { ChatForm::Pixtral } else { ChatForm::Bare };
+    let vision = llava_with(source, encoder, (-2, "default"), decoder_size)?;
+    if form == ChatForm::Pixtral && vision.encoder.feature.drop_prefix {
+        // Its class would take the first patch for a class token.
+        return Err(source.mismatch("vision_feature_select_strategy", "\"full\" beside an encoder pixtral"));
+    }
+    Ok(VisionArch { chat: Some(ChatImages { token, form }), ..vision })
+}
+
+fn mistral3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
+    let mut vision = source.part("vision_config")?;
+    if vision.map.is_empty() {
+        vision.map.extend([("patch_size", 14), ("image_size", 1540)].map(|(key, size)| (key.to_owned(), size.into())));
+    }
+    let mut encoder = encoder(&vision, Some("pixtral"))?;
+    if !encoder.rope_in_turns {
+        return Err(source.not_yet(format!("an encoder {} in mistral3", encoder.family)));
+    }
+    TOWER.clone_into(&mut encoder.prefix);
+    let index = layer_index(source, -1)?;
+    encoder.feature = feature_layer(source, LAYER, index, &encoder)?;
+    let chat = Some(ChatImages { token: token(source, &IMAGE, 10)?, form: ChatForm::Pixtral });
+    Ok(VisionArch { chat, ..whole(source, encoder, decoder_size)? })
+}
+
+/// The output that a connector takes, as its class counts them.
+fn layer_index(source: &Source<'_>, default: i64) -> Result<i64> {
+    match source.get(LAYER) {
+        None => Ok(default),
+        Some(Value::Array(_)) => Err(source.not_yet(format!("a list as {LAYER}"))),
+        Some(value) => value.as_i64().ok_or_else(|| source.mismatch(LAYER, "a whole number")),
+    }
 }
 
 fn llava_onevision(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -101,13 +133,7 @@ fn llava_with(
     decoder_size: usize,
 ) -> Result<VisionArch> {
     TOWER.clone_into(&mut encoder.prefix);
-    let key = "vision_feature_layer";
-    let index = match source.get(key) {
-        None => layer,
-        Some(Value::Array(_)) => return Err(source.not_yet(format!("a list as {key}"))),
-        Some(value) => value.as_i64().ok_or_else(|| source.mismatch(key, "a whole number"))?,
-    };
-    encoder.feature = feature_layer(source, key, index, &encoder)?;
+    encoder.feature = feature_layer(source, LAYER, layer_index(source, layer)?, &encoder)?;
     encoder.feature.drop_prefix = match source.text("vision_feature_select_strategy")?.unwrap_or(select) {
         "default" => true,
         "full" => false,
@@ -155,10 +181,9 @@ fn paligemma(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
 fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&source.part("vision_config")?, Some("internvl_vision"))?;
     TOWER.clone_into(&mut encoder.prefix);
-    let key = "vision_feature_layer";
-    match source.get(key).map(|value| value.as_i64().ok_or_else(|| source.mismatch(key, "a whole number"))) {
+    match source.get(LAYER).map(|value| value.as_i64().ok_or_else(|| source.mismatch(LAYER, "a whole number"))) {
         None | Some(Ok(-1)) => {}
-        Some(index) => encoder.feature = feature_layer(source, key, index?, &encoder)?,
+        Some(index) => encoder.feature = feature_layer(source, LAYER, index?, &encoder)?,
     }
     if !matches!(source.text("vision_feature_select_strategy")?, None | Some("default")) {
         return Err(source.mismatch("vision_feature_select_strategy", "\"default\""));
@@ -167,17 +192,24 @@ fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     Ok(VisionArch { chat, ..whole(source, encoder, decoder_size)? })
 }
 
-/// Qwen's models from the second on.
+/// Qwen's models from Qwen2-VL on.
 fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<VisionArch> {
     let vision = source.part("vision_config")?;
     let mut encoder = encoder(&vision, Some(kind))?;
     "model.visual.".clone_into(&mut encoder.prefix);
-    let third = kind == "qwen3_vl";
+    // Where each keeps its sections and its token if the file does not say.
+    let (default, image) = match kind {
+        "qwen3_vl" => ([24, 20, 20], 151_655),
+        "qwen3_5" | "qwen3_5_moe" => ([11, 11, 10], 248_056),
+        _ => ([16, 24, 24], 151_655),
+    };
+    let interleaved = kind.starts_with("qwen3");
     let key = if kind == "qwen2_vl" { "hidden_size" } else { "out_hidden_size" };
     if vision.size(key, Some(3584))? != decoder_size {
         return Err(vision.mismatch(key, &format!("the width of the language model, {decoder_size}")));
     }
-    let inner_blocks = if third { vision.indexes("deepstack_visual_indexes", &[8, 16, 24])? } else { Vec::new() };
+    let inner_blocks =
+        if kind == "qwen3_vl" { vision.indexes("deepstack_visual_indexes", &[8, 16, 24])? } else { Vec::new() };
     let rising = inner_blocks.windows(2).all(|pair| pair[0] < pair[1]);
     if !rising || inner_blocks.last().is_some_and(|&last| last >= encoder.num_hidden_layers) {
         let expected = format!("rising numbers of blocks below {}", encoder.num_hidden_layers);
@@ -188,9 +220,8 @@ fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<Visio
         Ok(Deepstack { block, connector })
     };
     let deepstack = inner_blocks.into_iter().enumerate().map(deep).collect::<Result<_>>()?;
-    let sections = sections(source, if third { [24, 20, 20] } else { [16, 24, 24] })?;
-    let mrope = Some(Mrope { sections, interleaved: third });
-    let chat = Some(ChatImages { token: token(source, &IMAGE, 151_655)?, form: ChatForm::Bare });
+    let mrope = Some(Mrope { sections: sections(source, default)?, interleaved });
+    let chat = Some(ChatImages { token: token(source, &IMAGE, image)?, form: ChatForm::Bare });
     Ok(VisionArch { deepstack, mrope, chat, ..whole(source, encoder, decoder_size)? })
 }
 
@@ -251,9 +282,10 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         "llava_onevision" => llava_onevision(&source, decoder_size),
         "gemma3" => gemma3(&source, decoder_size),
         "idefics3" | "smolvlm" => idefics3(&source, decoder_size),
+        "mistral3" => mistral3(&source, decoder_size),
         "paligemma" => paligemma(&source, decoder_size),
         "internvl" => internvl(&source, decoder_size),
-        kind @ ("qwen2_vl" | "qwen2_5_vl" | "qwen3_vl") => qwen_vl(&source, kind, decoder_size),
+        kind @ ("qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_5" | "qwen3_5_moe") => qwen_vl(&source, kind, decoder_size),
         other => Err(source.not_yet(format!("images in a model of model_type {other:?}")).hint(format!(
             "models that see images in this version: {SEEING}; or set vision.encoder, or leave rows with images out; data.format: text trains on their text alone"
         ))),

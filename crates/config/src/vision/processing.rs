@@ -98,6 +98,13 @@ pub enum Size {
         /// The side of a patch in pixels.
         patch: u32,
     },
+    /// The picture is made smaller until its sides are at most so long. They then become multiples of `unit` pixels (Pixtral).
+    Within {
+        /// The most pixels of its height and of its width.
+        most: [u32; 2],
+        /// Pixels of a side that become one row of the decoder, and a column.
+        unit: u32,
+    },
     /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
     Pixels {
         /// The fewest pixels of a picture.
@@ -208,6 +215,14 @@ const CLASSES: &[Class] = &[
         normal: OPENAI,
     },
     Class {
+        name: "PixtralImageProcessor",
+        older: "",
+        size: Size::Within { most: [1024; 2], unit: 16 },
+        resample: Resample::Bicubic,
+        crops: false,
+        normal: OPENAI,
+    },
+    Class {
         name: "Qwen2VLImageProcessor",
         older: "",
         size: Size::Pixels { least: 56 * 56, most: 28 * 28 * 1280, merge: 2, patch: 14 },
@@ -255,6 +270,14 @@ impl Processing {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: there is neither file, or it describes an image processor that is not known here, by name.
     pub fn open(dir: &Path) -> Result<Self> {
+        let processing = Self::of_file(dir)?;
+        let Size::Within { most, .. } = processing.size else { return Ok(processing) };
+        let unit = super::pixtral::unit(dir, MOST)?;
+        Ok(unit.map_or(processing.clone(), |unit| Self { size: Size::Within { most, unit }, ..processing }))
+    }
+
+    /// What the file about the image processor alone says.
+    fn of_file(dir: &Path) -> Result<Self> {
         let path = dir.join("preprocessor_config.json");
         if let Some(text) = read_text(&path)? {
             return read(&nulls(Source::parse(&text, &path)?)?);
@@ -278,7 +301,7 @@ const NEEDED: [(&str, Option<&str>, &[&str]); 11] = [
     (
         "size",
         Some("do_resize"),
-        &["Bit", "CLIP", "Gemma3", "GotOcr2", "Idefics3", "Llava", "SiglipI", "SmolVLM", "ViT"],
+        &["Bit", "CLIP", "Gemma3", "GotOcr2", "Idefics3", "Llava", "Pixtral", "SiglipI", "SmolVLM", "ViT"],
     ),
     ("resample", Some("do_resize"), &[]),
     ("rescale_factor", Some("do_rescale"), &[]),
@@ -288,7 +311,7 @@ const NEEDED: [(&str, Option<&str>, &[&str]); 11] = [
     ("image_grid_pinpoints", None, &["LlavaOnevision"]),
     ("merge_size", None, &["Qwen2VL"]),
     ("temporal_patch_size", None, &["Qwen2VL"]),
-    ("patch_size", None, &["Qwen2VL", "Siglip2"]),
+    ("patch_size", None, &["Pixtral", "Qwen2VL", "Siglip2"]),
     ("max_num_patches", None, &["Siglip2"]),
 ];
 
@@ -346,13 +369,18 @@ fn read(source: &Source<'_>) -> Result<Processing> {
         return Err(source.mismatch("image_mean", "three numbers from 0 to 1 beside do_pad"));
     }
     let any_res = matches!(class.size, Size::AnyRes { .. });
-    let cuts =
-        matches!(class.size, Size::Tiles { .. } | Size::Pixels { .. } | Size::MostPatches { .. } | Size::Canvas { .. });
+    let cuts = matches!(
+        class.size,
+        Size::Tiles { .. } | Size::Pixels { .. } | Size::MostPatches { .. } | Size::Canvas { .. } | Size::Within { .. }
+    );
     if cuts && !source.flag("do_resize", true)? {
         return Err(source.not_yet(format!("do_resize: false for {}", class.name)));
     }
     if any_res && (!source.flag("do_resize", true)? || source.get("crop_size").is_some()) {
         return Err(source.not_yet("do_resize: false or a crop_size for LlavaOnevisionImageProcessor"));
+    }
+    if matches!(class.size, Size::Within { .. }) && source.flag("do_center_crop", false)? {
+        return Err(source.not_yet("do_center_crop for PixtralImageProcessor"));
     }
     let size = if source.flag("do_resize", true)? || pan_and_scan.is_some() {
         // Crops are resized in any case, and the whole with them.
@@ -463,6 +491,9 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         let patch = source.size_up_to("patch_size", Some(patch as usize), MOST)? as u32;
         return Ok(Size::MostPatches { most, patch });
     }
+    if let Size::Within { most, unit } = class.size {
+        return within(source, most, unit);
+    }
     if let Size::AnyRes { tile } = class.size {
         let Some(size) = sizes(source, "size") else { return Ok(Size::AnyRes { tile }) };
         if size.has("shortest_edge") {
@@ -520,6 +551,27 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         (false, false) => Ok(Size::Exact([side(&found, "height")?, side(&found, "width")?])),
         _ => Err(source.mismatch("size", "{height, width} or {shortest_edge}")),
     }
+}
+
+/// The bounds of `PixtralImageProcessor`, and the sides of its patches, which must be equal.
+fn within(source: &Source<'_>, most: [u32; 2], unit: u32) -> Result<Size> {
+    let most = match sizes(source, "size") {
+        Some(size) if size.has("longest_edge") => [side(&size, "longest_edge")?; 2],
+        Some(size) => [side(&size, "height")?, side(&size, "width")?],
+        None if source.has("size") => [side(source, "size")?; 2],
+        None => most,
+    };
+    let unit = match sizes(source, "patch_size") {
+        Some(patch) => {
+            let [height, width] = [side(&patch, "height")?, side(&patch, "width")?];
+            if height != width {
+                return Err(source.mismatch("patch_size", "square patches"));
+            }
+            height
+        }
+        None => source.size_up_to("patch_size", Some(unit as usize), MOST)? as u32,
+    };
+    Ok(Size::Within { most, unit })
 }
 
 fn crop(source: &Source<'_>) -> Result<[u32; 2]> {

@@ -40,7 +40,7 @@ impl Encoder {
         } else {
             [names.query, names.key, names.value].map(|name| of(name, [hidden; 2], self.qkv_bias)).to_vec()
         };
-        linears.push(of(names.out, [hidden; 2], true));
+        linears.push(of(names.out, [hidden; 2], self.bias));
         linears
     }
 
@@ -48,7 +48,7 @@ impl Encoder {
     /// gate), and the last.
     pub fn mlp_linears(&self, layer: usize) -> Vec<LinearSpec> {
         let (names, hidden, inner) = (&self.names.block, self.hidden_size, self.intermediate_size);
-        let of = |name: &str, sizes| linear(self.block_name(layer, name), sizes, true, Some(layer));
+        let of = |name: &str, sizes| linear(self.block_name(layer, name), sizes, self.bias, Some(layer));
         let mut linears = vec![of(names.fc1, [inner, hidden])];
         linears.extend(self.gated_mlp.then(|| of(names.up, [inner, hidden])));
         linears.push(of(names.fc2, [hidden, inner]));
@@ -125,7 +125,9 @@ impl Step {
             Self::Norm(Norm { name, size, rms, .. }) => norm(name, *size, *rms),
             Self::Linear(linear) => tensors_of(linear),
             Self::Matrix { name, shape } => vec![tensor(name.clone(), shape)],
-            Self::SideBySide(_) | Self::Mean(_) | Self::Function(_) | Self::Dropout(_) => Vec::new(),
+            Self::SideBySide(_) | Self::ByFeature(_) | Self::Mean(_) | Self::Function(_) | Self::Dropout(_) => {
+                Vec::new()
+            }
         }
     }
 }

@@ -214,9 +214,7 @@ fn rotary(arch: &Arch, gguf: &Gguf, put: &mut impl FnMut(&str, Value)) {
     let Some(rope) = of(false).or_else(|| arch.ropes.first()) else { return };
     put("rope.dimension_count", Value::count(rope.rotary_dim));
     put("rope.freq_base", Value::F32(rope.theta as f32));
-    if gguf.sections {
-        put("rope.dimension_sections", Value::I32s(sections(rope.rotary_dim / 2)));
-    } else if let Some(vision) = arch.vision.as_ref()
+    if let Some(vision) = arch.vision.as_ref()
         && let Some(mrope) = &vision.mrope
     {
         let [time, row, column] = mrope.sections.map(|frequencies| frequencies as i32);
@@ -224,6 +222,8 @@ fn rotary(arch: &Arch, gguf: &Gguf, put: &mut impl FnMut(&str, Value)) {
         if !vision.deepstack.is_empty() {
             put("n_deepstack_layers", Value::count(vision.deepstack.len()));
         }
+    } else if gguf.sections {
+        put("rope.dimension_sections", Value::I32s(sections(rope.rotary_dim / 2)));
     }
     scaling(arch, gguf, rope, put);
     let local = arch.ropes.get(1).or_else(|| of(true).filter(|_| gguf.listed_windows));

@@ -20,6 +20,7 @@ pub struct Connector(pub Vec<Step>);
 #[derive(Debug)]
 pub enum Step {
     SideBySide(usize),
+    ByFeature(usize),
     Mean(usize),
     Norm(Norm),
     Linear(Linear),
@@ -56,6 +57,36 @@ fn unshuffled(dy: &Activation, squares: &[Vec<usize>], tokens: usize) -> Activat
     let features = dy.features() / squares.len();
     let part = |place: usize| dy.columns(place * features..(place + 1) * features);
     sum(squares.iter().enumerate().map(|(place, rows)| scattered(&part(place), rows, tokens)))
+}
+
+/// Neighbouring rows feature by feature, those of a square row by row: `[squares, features * side * side]`.
+fn by_feature(x: &Activation, squares: &[Vec<usize>]) -> Activation {
+    fn join<const N: usize>(x: &Activation, squares: &[Vec<usize>]) -> Activation {
+        let parts: [Activation; N] = std::array::from_fn(|place| x.gather(&squares[place]));
+        Activation::join_parts(parts.each_ref(), [1; N])
+    }
+    match squares.len() {
+        1 => join::<1>(x, squares),
+        4 => join::<4>(x, squares),
+        9 => join::<9>(x, squares),
+        16 => join::<16>(x, squares),
+        _ => unreachable!("squares of at most four patches a side"),
+    }
+}
+
+/// Gives each row of a square its part of the gradient: the reverse of [`by_feature`].
+fn by_patch(dy: &Activation, squares: &[Vec<usize>], tokens: usize) -> Activation {
+    fn split<const N: usize>(dy: &Activation, squares: &[Vec<usize>], tokens: usize) -> Activation {
+        let parts = dy.split_parts([1; N]);
+        sum(parts.iter().zip(squares).map(|(part, rows)| scattered(part, rows, tokens)))
+    }
+    match squares.len() {
+        1 => split::<1>(dy, squares, tokens),
+        4 => split::<4>(dy, squares, tokens),
+        9 => split::<9>(dy, squares, tokens),
+        16 => split::<16>(dy, squares, tokens),
+        _ => unreachable!("squares of at most four patches a side"),
+    }
 }
 
 /// Token `rows[i]` becomes token i of `x`, others are zero.
@@ -149,7 +180,7 @@ impl Step {
             Self::Norm(norm) => norm.trains(),
             Self::Linear(linear) => linear.trains(),
             Self::Matrix { weight, .. } => weight.trains(),
-            Self::SideBySide(_) | Self::Mean(_) | Self::Function(_) | Self::Dropout => false,
+            Self::SideBySide(_) | Self::ByFeature(_) | Self::Mean(_) | Self::Function(_) | Self::Dropout => false,
         }
     }
 
@@ -166,6 +197,7 @@ impl Step {
     ) -> (Activation, Option<Activation>, Option<linear::Saved>) {
         match self {
             Self::SideBySide(side) => (shuffled(x, &tiles.squares(*side)), None, None),
+            Self::ByFeature(side) => (by_feature(x, &tiles.squares(*side)), None, None),
             Self::Mean(side) => {
                 let mut y = sum(tiles.squares(*side).iter().map(|rows| x.gather(rows)));
                 elementwise::scale(&mut y, share(*side));
@@ -206,6 +238,7 @@ impl Step {
         let x = input.as_ref().unwrap_or(first);
         match self {
             Self::SideBySide(side) => want_dx.then(|| unshuffled(dy, &tiles.squares(*side), rows)),
+            Self::ByFeature(side) => want_dx.then(|| by_patch(dy, &tiles.squares(*side), rows)),
             Self::Mean(side) => want_dx.then(|| {
                 let mut each = dy.copy();
                 elementwise::scale(&mut each, share(*side));

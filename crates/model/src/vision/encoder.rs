@@ -69,8 +69,11 @@ impl Order {
 fn rope(pass: &Pass<'_>, spec: &Spec, tiles: &Tiles, order: Option<&Order>) -> Option<Rope> {
     let quarter = spec.hidden_size / spec.num_heads / 4;
     let theta = spec.rope_theta? as f32;
-    let frequency = |index: usize| 1.0 / theta.powf((2 * index) as f32 / (2 * quarter) as f32);
-    let inv_freq: Vec<f32> = (0..2).flat_map(|_| (0..quarter).map(frequency)).collect();
+    // Rows and columns have the frequencies of half a head each, or every other one of a whole head's.
+    let (step, width) = if spec.rope_in_turns { (2, 4 * quarter) } else { (1, 2 * quarter) };
+    let frequency = |index: usize| 1.0 / theta.powf((2 * index) as f32 / width as f32);
+    let of_axis = |axis: usize| (0..quarter).map(move |index| frequency(step * index + axis * (step - 1)));
+    let inv_freq: Vec<f32> = (0..2).flat_map(of_axis).collect();
     let places = tiles.places().map(|places| match order {
         Some(order) => order.forth.iter().map(|&patch| places[patch]).collect(),
         None => places,

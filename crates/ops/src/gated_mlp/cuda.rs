@@ -13,6 +13,7 @@ fn code(gate: Gate) -> [Arg; 3] {
         Gate::Sigmoid => (2, 0.0, 0.0),
         Gate::Identity => (3, 0.0, 0.0),
         Gate::Clamped { alpha, limit } => (4, alpha, limit),
+        Gate::Gelu => (5, 0.0, 0.0),
     };
     [code.into(), alpha.into(), limit.into()]
 }

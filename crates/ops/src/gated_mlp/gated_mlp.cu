@@ -1,5 +1,5 @@
-// act(gate) up and its gradients, a thread a pack. The act is SiLU (0), GELU by tanh (1), a sigmoid (2), none (3), or
-// that of gpt-oss (4): gate and up cut at a limit, and one added to up.
+// act(gate) up and its gradients, a thread a pack. The act is SiLU (0), GELU by tanh (1), a sigmoid (2), none (3),
+// that of gpt-oss (4): gate and up cut at a limit, and one added to up; or GELU by erf (5).
 #include "dev.cuh"
 
 struct Both {
@@ -9,6 +9,11 @@ struct Both {
 static __device__ inline Both silu(float x) {
     float s = 1.0f / (1.0f + expf(-x));
     return {x * s, s * (1.0f + x * (1.0f - s))};
+}
+
+static __device__ inline Both gelu(float x) {
+    float cdf = 0.5f * erfcf(-0.70710678f * x);
+    return {x * cdf, cdf + x * 0.39894228f * expf(-0.5f * x * x)};
 }
 
 static __device__ inline Both gelu_tanh(float x) {
@@ -37,6 +42,7 @@ static __device__ inline Both activate(i32 gate, float x, float alpha, float lim
     case 1: return gelu_tanh(x);
     case 2: return sigmoid(x);
     case 3: return {x, 1.0f};
+    case 5: return gelu(x);
     default: return clamped(x, alpha, limit);
     }
 }

@@ -1,5 +1,5 @@
-//! The gated MLP's middle: `out = act(gate) * up`, with SiLU (`SwiGLU`), GELU by tanh (`GeGLU`), a sigmoid (`GLU`), or no
-//! function. Mixers gate their output with it too. Shazeer, "GLU
+//! The gated MLP's middle: `out = act(gate) * up`, with SiLU (`SwiGLU`), GELU by erf or tanh (`GeGLU`), a sigmoid (`GLU`),
+//! or no function. Mixers gate their output with it too. Shazeer, "GLU
 //! Variants Improve Transformer", 2020; Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 mod cpu;
 mod cuda;
@@ -17,6 +17,8 @@ use tunesmith_device::Device;
 pub enum Gate {
     /// SiLU, `x sigmoid(x)`: Llama, Qwen.
     Silu,
+    /// `x` times the normal distribution's cumulative probability of it, by erf: Pixtral's encoder.
+    Gelu,
     /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
     GeluTanh,
     /// `1 / (1 + exp(-x))`: the gate of an attention's output.

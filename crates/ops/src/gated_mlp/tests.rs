@@ -24,6 +24,13 @@ fn equals_the_definition_and_its_finite_differences() {
         check_gradient("gate", &gate, &ga.to_rows(), |g| loss(g, &double(&up)));
         check_gradient("up", &up, &ua.to_rows(), |u| loss(&double(&gate), u));
     };
-    let all = [Gate::Silu, Gate::GeluTanh, Gate::Sigmoid, Gate::Identity, Gate::Clamped { alpha: 1.702, limit: 0.625 }];
+    let all = [
+        Gate::Silu,
+        Gate::Gelu,
+        Gate::GeluTanh,
+        Gate::Sigmoid,
+        Gate::Identity,
+        Gate::Clamped { alpha: 1.702, limit: 0.625 },
+    ];
     each_engine(|engine| all.into_iter().for_each(|act| run(engine, act)));
 }

@@ -5,37 +5,6 @@ use crate::gated_mlp::{Gate, both as of_gate};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// The normal distribution's cumulative probability of `x`: `erfc(-x / sqrt(2)) / 2`, by the Chebyshev fit of Press et al.,
-/// "Numerical Recipes" (`erfcc`), with a relative error below 1.2e-7.
-///
-/// # Safety
-/// The features of `S`.
-#[inline(always)]
-unsafe fn normal_cdf<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: registers only; the caller has the features of `S`.
-    unsafe {
-        let (zero, one) = (S::splat(0.0), S::splat(1.0));
-        let z = S::mul(S::max(x, S::sub(zero, x)), S::splat(std::f32::consts::FRAC_1_SQRT_2));
-        let t = S::div(one, S::fma(z, S::splat(0.5), one));
-        let mut p = S::splat(0.170_872_77);
-        for factor in [
-            -0.822_152_23,
-            1.488_515_9,
-            -1.135_204,
-            0.278_868_07,
-            -0.186_288_06,
-            0.096_784_18,
-            0.374_091_96,
-            1.000_023_7,
-            -1.265_512_2,
-        ] {
-            p = S::fma(p, t, S::splat(factor));
-        }
-        let tail = S::mul(S::mul(t, S::splat(0.5)), S::exp(S::sub(p, S::mul(z, z))));
-        S::if_gt(x, zero, S::sub(one, tail), tail)
-    }
-}
-
 /// `(f(x), f'(x))`.
 ///
 /// # Safety
@@ -45,13 +14,7 @@ unsafe fn both<S: Simd>(function: Function, x: S::V) -> (S::V, S::V) {
     // SAFETY: registers only; the caller has the features of `S`.
     unsafe {
         match function {
-            Function::Gelu => {
-                let cdf = normal_cdf::<S>(x);
-                // The density e^(-x^2/2) / sqrt(2 pi).
-                let density = S::exp(S::mul(S::mul(x, x), S::splat(-0.5)));
-                let density = S::mul(density, S::splat(0.398_942_3));
-                (S::mul(x, cdf), S::fma(x, density, cdf))
-            }
+            Function::Gelu => of_gate::<S>(Gate::Gelu, x),
             Function::GeluTanh => of_gate::<S>(Gate::GeluTanh, x),
             Function::Silu => of_gate::<S>(Gate::Silu, x),
             Function::QuickGelu => {

@@ -4,7 +4,7 @@ use super::{Behind, ConnectorFamily, Norm, Pointwise, Result, Step};
 
 pub(super) static FAMILY: ConnectorFamily = ConnectorFamily {
     name: "merger",
-    model_types: &["qwen2_vl", "qwen2_5_vl", "qwen3_vl"],
+    model_types: &["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"],
     read: |behind| steps(behind, "merger", false),
 };
 
@@ -16,8 +16,8 @@ pub(super) fn deepstack(behind: &Behind<'_>, place: usize) -> Result<Vec<Step>> 
 fn steps(behind: &Behind<'_>, module: &str, norm_of_merged: bool) -> Result<Vec<Step>> {
     let &Behind { source, encoder, decoder_size } = behind;
     let factor = source.part("vision_config")?.size_up_to("spatial_merge_size", Some(2), 64)?;
-    let third = source.text("model_type")? == Some("qwen3_vl");
-    let names = if third { ["norm", "linear_fc1", "linear_fc2"] } else { ["ln_q", "mlp.0", "mlp.2"] };
+    let newer = source.text("model_type")?.is_some_and(|kind| kind.starts_with("qwen3"));
+    let names = if newer { ["norm", "linear_fc1", "linear_fc2"] } else { ["ln_q", "mlp.0", "mlp.2"] };
     let [norm, first, second] = names.map(|name| encoder.name(&format!("{module}.{name}")));
     let merged = encoder.hidden_size * factor * factor;
     let size = if norm_of_merged { merged } else { encoder.hidden_size };

@@ -4,6 +4,7 @@ mod average_pool;
 mod linear;
 mod merger;
 mod mlp;
+mod patch_merger;
 mod pixel_shuffle;
 mod shuffle_mlp;
 
@@ -33,6 +34,7 @@ pub static CONNECTORS: &[&ConnectorFamily] = &[
     &linear::FAMILY,
     &merger::FAMILY,
     &mlp::FAMILY,
+    &patch_merger::FAMILY,
     &pixel_shuffle::FAMILY,
     &shuffle_mlp::FAMILY,
 ];

@@ -3,8 +3,10 @@ mod clip;
 mod dinov2;
 mod idefics3;
 mod internvl;
+mod pixtral;
 mod qwen2_5_vl;
 mod qwen2_vl;
+mod qwen3_5;
 mod qwen3_vl;
 mod siglip;
 mod siglip2;
@@ -33,9 +35,12 @@ pub static ENCODERS: &[&EncoderFamily] = &[
     &dinov2::FAMILY,
     &idefics3::FAMILY,
     &internvl::FAMILY,
+    &pixtral::FAMILY,
     &qwen2_vl::FAMILY,
     &qwen2_5_vl::FAMILY,
     &qwen3_vl::FAMILY,
+    &qwen3_5::FAMILY,
+    &qwen3_5::SPARSE,
     &siglip::FAMILY,
     &siglip2::FAMILY,
     &vit::FAMILY,
@@ -108,6 +113,7 @@ pub(super) fn encoder(
         channels_last: false,
         patch_bias: true,
         qkv_bias: true,
+        bias: true,
         fused_qkv: false,
         gated_mlp: false,
         rms_norm: false,
@@ -115,6 +121,7 @@ pub(super) fn encoder(
         layer_scale: false,
         interpolation: Some(Interpolation::Bicubic),
         rope_theta: None,
+        rope_in_turns: false,
         windows: None,
         feature: Feature { blocks: num_hidden_layers, final_norm: true, drop_prefix: true },
         initializer_range: source.positive("initializer_range", 0.02)?,

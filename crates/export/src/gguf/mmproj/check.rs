@@ -32,7 +32,9 @@ fn connector(projector: Projector, vision: &VisionArch) -> Option<String> {
             let what = match step {
                 Step::Function(Pointwise::Gelu | Pointwise::GeluTanh) => continue,
                 Step::Function(_) => "another activation than GELU in the connector",
-                Step::Linear(linear) if !linear.bias && projector != Projector::Idefics3 => {
+                Step::Linear(linear)
+                    if !linear.bias && ![Projector::Idefics3, Projector::Pixtral].contains(&projector) =>
+                {
                     "a connector without biases"
                 }
                 // Those of InternVL have one of their own.
@@ -55,6 +57,11 @@ fn of_kind(projector: Projector, vision: &VisionArch) -> Option<String> {
         Projector::Llava => {
             &[(encoder.feature.drop_prefix || !encoder.class_token, "a class token among an image's rows")]
         }
+        Projector::Pixtral => &[
+            (encoder.rope_theta == Some(10_000.0), "a rope_theta other than 10000 in the image encoder"),
+            (encoder.activation != Pointwise::GeluTanh, "GELU by tanh in the image encoder"),
+            (encoder.feature.blocks == encoder.num_hidden_layers, "another output than the last block's"),
+        ],
         Projector::InternVl => {
             let large = [encoder.hidden_size, encoder.feature.blocks] == INTERN_6B;
             &[(encoder.rms_norm == large, "this norm in the image encoder")]
@@ -92,7 +99,7 @@ fn images(projector: Projector, encoder: &Encoder, processing: &Processing) -> O
     if processing.rescale.is_none_or(|factor| (factor * 255.0 - 1.0).abs() > 1e-6) {
         return Some("a rescale_factor other than 1/255".into());
     }
-    if matches!(projector, Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3) {
+    if matches!(projector, Projector::Pixtral | Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3) {
         return None;
     }
     let Some(side) = side(processing) else {
@@ -112,6 +119,6 @@ pub(super) fn side(processing: &Processing) -> Option<u32> {
         (None, Size::Exact(size) | Size::Canvas { tile: size, .. }) => square(size),
         (None, Size::Tiles { tile, .. } | Size::AnyRes { tile }) => Some(tile),
         (None, Size::ShortestEdge(side)) => processing.square.map(|_| side),
-        (None, Size::Kept | Size::MostPatches { .. } | Size::Pixels { .. }) => None,
+        (None, Size::Kept | Size::MostPatches { .. } | Size::Within { .. } | Size::Pixels { .. }) => None,
     }
 }

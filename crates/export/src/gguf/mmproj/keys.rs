@@ -1,7 +1,7 @@
 //! Sizes and constants of encoder, connector and image processor in a file's header.
 use super::super::container::{Header, Value};
 use super::{Projector, check};
-use tunesmith_config::vision::{Encoder, Pointwise, Processing, Size, VisionArch};
+use tunesmith_config::vision::{Encoder, Pointwise, Processing, Size, Step, VisionArch};
 
 /// The side of an image in the file of a model whose images keep their shape; llama.cpp only warms up with it.
 const QWEN_SIDE: usize = 560;
@@ -52,6 +52,11 @@ pub(super) fn describe(projector: Projector, vision: &VisionArch, processing: &P
         }
         // Without it, llama.cpp would leave out the last block.
         Projector::Llava => put("feature_layer", Value::I32s(vec![encoder.feature.blocks as i32])),
+        Projector::Pixtral => {
+            if vision.connector.steps.iter().any(|step| matches!(step, Step::ByFeature(_))) {
+                put("spatial_merge_size", side);
+            }
+        }
         Projector::Qwen2 => {}
         Projector::Qwen25 => put("n_wa_pattern", Value::count(check::interval(encoder).unwrap_or(0))),
         Projector::Qwen3 => {
@@ -70,11 +75,20 @@ fn longest_edge(processing: &Processing) -> Option<u32> {
     }
 }
 
+/// The longest side that an image keeps.
+fn longest_side(processing: &Processing) -> usize {
+    match processing.size {
+        Size::Within { most: [height, width], .. } => height.max(width) as usize,
+        _ => 0,
+    }
+}
+
 /// The side of what the encoder reads, in pixels.
 fn image_size(projector: Projector, encoder: &Encoder, processing: &Processing) -> usize {
     match projector {
         Projector::Qwen2 | Projector::Qwen25 => QWEN_SIDE,
         Projector::Qwen3 => encoder.grid[0] * encoder.patch_size,
+        Projector::Pixtral => longest_side(processing),
         _ => check::side(processing).map_or(0, |side| side as usize),
     }
 }

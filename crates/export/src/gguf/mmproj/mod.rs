@@ -11,7 +11,8 @@ use super::container::{Entry, Header, Value};
 use super::{GgufFormat, Merged, Source, write};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Arch;
-use tunesmith_config::vision::{Processing, Size, VisionArch};
+use tunesmith_config::vision::{Encoder, PIXTRAL_TOKENS, Processing, Size, VisionArch};
+use tunesmith_data::Tokenizer;
 use tunesmith_model::vision_files::VisionFiles;
 use tunesmith_model::weights::WeightFiles;
 
@@ -22,22 +23,24 @@ enum Projector {
     Idefics3,
     InternVl,
     Llava,
+    Pixtral,
     Qwen2,
     Qwen25,
     Qwen3,
 }
 
 impl Projector {
-    /// That of a multimodal model, by its `model_type`.
-    fn of(model_type: &str) -> Option<Self> {
+    /// That of a multimodal model, by its `model_type` and its encoder.
+    fn of(model_type: &str, encoder: &Encoder) -> Option<Self> {
         Some(match model_type {
+            "llava" | "mistral3" if encoder.family == "pixtral" => Self::Pixtral,
             "gemma3" => Self::Gemma3,
             "idefics3" | "smolvlm" => Self::Idefics3,
             "internvl" => Self::InternVl,
             "llava" => Self::Llava,
             "qwen2_vl" => Self::Qwen2,
             "qwen2_5_vl" => Self::Qwen25,
-            "qwen3_vl" => Self::Qwen3,
+            "qwen3_vl" | "qwen3_5" | "qwen3_5_moe" => Self::Qwen3,
             _ => return None,
         })
     }
@@ -48,6 +51,7 @@ impl Projector {
             Self::Idefics3 => "idefics3",
             Self::InternVl => "internvl",
             Self::Llava => "mlp",
+            Self::Pixtral => "pixtral",
             Self::Qwen2 => "qwen2vl_merger",
             Self::Qwen25 => "qwen2.5vl_merger",
             Self::Qwen3 => "qwen3vl_merger",
@@ -61,9 +65,10 @@ impl Projector {
             Self::Idefics3 => &["idefics3_vision"],
             Self::InternVl => &["internvl_vision"],
             Self::Llava => &["clip_vision_model", "siglip_vision_model"],
+            Self::Pixtral => &["pixtral"],
             Self::Qwen2 => &["qwen2_vl_vision"],
             Self::Qwen25 => &["qwen2_5_vl_vision"],
-            Self::Qwen3 => &["qwen3_vl_vision"],
+            Self::Qwen3 => &["qwen3_vl_vision", "qwen3_5_vision", "qwen3_5_moe_vision"],
         }
     }
 }
@@ -75,6 +80,8 @@ pub struct Mmproj {
     pub vision: Arc<VisionArch>,
     processing: Processing,
     projector: Projector,
+    /// The token behind each line of an image's rows, whose embedding the file holds too.
+    line_end: Option<u32>,
 }
 
 impl Mmproj {
@@ -91,7 +98,6 @@ impl Mmproj {
         };
         let vision = match &arch.vision {
             Some(vision) => Arc::clone(vision),
-            // Pixtral is a LLaVA too, by its name.
             None => Arc::new(VisionArch::of_model(base, arch.hidden_size).map_err(|error| {
                 Error::model(format!("the image encoder of a {family} model is not read: {}", error.message()))
                     .hint("llama.cpp's convert_hf_to_gguf.py --mmproj writes it from the base's folder, if it knows the model")
@@ -103,7 +109,7 @@ impl Mmproj {
         if vision.folder.is_some() {
             return unknown("a text model paired with an image encoder (vision.encoder)");
         }
-        let Some(projector) = Projector::of(family) else {
+        let Some(projector) = Projector::of(family, &vision.encoder) else {
             return unknown(&format!("the image encoder of a {family} model"));
         };
         let processing = Processing::open(base)?;
@@ -113,7 +119,11 @@ impl Mmproj {
         // A checkpoint may have the language model alone.
         let seeing = Arch { vision: Some(Arc::clone(&vision)), ..arch.clone() };
         VisionFiles::open(&seeing, Some(weights), 0)?;
-        Ok(Self { vision, processing, projector })
+        let line_end = match projector {
+            Projector::Pixtral => Some(line_end(base)?),
+            _ => None,
+        };
+        Ok(Self { vision, processing, projector, line_end })
     }
 
     /// What llama.cpp computes otherwise than the model nevertheless, for people.
@@ -125,6 +135,9 @@ impl Mmproj {
             Projector::InternVl => {
                 Some("llama.cpp shifts the patches' positions by one place: its answers about images may differ")
             }
+            Projector::Pixtral => Some(
+                "llama.cpp gives an image 8 to 1,024 rows, and sides of the nearest multiple of a row: its answers about images may differ",
+            ),
             Projector::Gemma3 if self.processing.pan_and_scan.is_some() => {
                 Some("llama.cpp shows an oblong image as a whole alone, without pan and scan")
             }
@@ -134,6 +147,15 @@ impl Mmproj {
             _ => None,
         }
     }
+}
+
+/// The token behind each line of an image's rows.
+fn line_end(base: &Path) -> Result<u32> {
+    let token = PIXTRAL_TOKENS[0];
+    Tokenizer::load_with(base, &[])?.id(token).ok_or_else(|| {
+        Error::model(format!("the tokenizer has no token {token}, whose embedding llama.cpp's file holds"))
+            .hint("config.json and tokenizer.json must belong to one model")
+    })
 }
 
 impl GgufFormat {
@@ -152,7 +174,7 @@ impl GgufFormat {
 /// # Errors
 /// [`tunesmith_base::Kind::Numeric`]: a number that the type does not hold; [`tunesmith_base::Kind::Io`]: the disk.
 pub fn write_mmproj(path: &Path, merged: &Merged, mmproj: &Mmproj, name: &str, format: GgufFormat) -> Result<u64> {
-    let Mmproj { vision, processing, projector } = mmproj;
+    let Mmproj { vision, processing, projector, line_end } = mmproj;
     let mut header = Header::new("clip");
     header.put("general.type", Value::text("mmproj"));
     header.put("general.name", Value::text(name));
@@ -160,7 +182,8 @@ pub fn write_mmproj(path: &Path, merged: &Merged, mmproj: &Mmproj, name: &str, f
     header.put("general.quantization_version", Value::U32(2));
     keys::describe(*projector, vision, processing, &mut header);
     let mut sources = Vec::new();
-    for (spec, output) in tensors::outputs(*projector, vision) {
+    let line_end = line_end.map(|token| tensors::line_end(&merged.arch, token as usize));
+    for (spec, output) in tensors::outputs(*projector, vision).into_iter().chain(line_end) {
         let format = tensors::format(*projector, &output.name, &output.shape, format);
         header.tensors.push(Entry { name: output.name.clone(), format, shape: output.shape.clone() });
         sources.push(Source::Merged(vec![(spec, output)]));

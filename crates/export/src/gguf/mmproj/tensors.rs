@@ -1,9 +1,9 @@
 //! What each tensor of encoder and connector is called in a file, and which type its numbers have there.
 use super::super::GgufFormat;
-use super::super::rows::Step;
+use super::super::rows::{Step, paired};
 use super::super::tensors::Output;
 use super::Projector;
-use tunesmith_config::arch::TensorSpec;
+use tunesmith_config::arch::{Arch, EMBEDDING, TensorSpec};
 use tunesmith_config::vision::{Connector, Encoder, VisionArch};
 
 /// Every tensor of encoder and connectors, with what becomes of it, in the order of the forward pass.
@@ -15,30 +15,40 @@ pub(super) fn outputs(projector: Projector, vision: &VisionArch) -> Vec<(TensorS
             all.push((spec.clone(), output));
         }
     }
-    connector(&mut all, &vision.connector, names(projector));
+    connector(&mut all, &vision.connector, names(projector, &vision.connector));
     for deep in &vision.deepstack {
         let name = |part: &str| format!("v.deepstack.{}.{part}", deep.block);
-        connector(&mut all, &deep.connector, ["norm", "fc1", "fc2"].map(name));
+        connector(&mut all, &deep.connector, (name("norm"), ["fc1", "fc2"].map(name).to_vec()));
     }
     all
 }
 
-/// Names of a connector's modules: its norm, its first linear module, its second one.
-fn names(projector: Projector) -> [String; 3] {
-    match projector {
-        Projector::Gemma3 => ["mm.soft_emb_norm", "mm.input_projection", ""],
-        Projector::Idefics3 => ["", "mm.model.fc", ""],
-        Projector::InternVl => ["mm.model.mlp.0", "mm.model.mlp.1", "mm.model.mlp.3"],
-        Projector::Llava => ["", "mm.0", "mm.2"],
-        Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3 => ["v.post_ln", "mm.0", "mm.2"],
-    }
-    .map(str::to_owned)
+/// The embedding of the token behind each line of an image's rows, of a model with this vocabulary.
+pub(super) fn line_end(arch: &Arch, token: usize) -> (TensorSpec, Output) {
+    let steps = vec![Step::Rows(vec![token])];
+    let output = Output { name: "v.token_embd.img_break".into(), shape: vec![arch.hidden_size], steps };
+    (TensorSpec::new(EMBEDDING, &[arch.vocab_size, arch.hidden_size]), output)
+}
+
+/// Names of a connector's modules: its norm, and its linear modules in their order.
+fn names(projector: Projector, connector: &Connector) -> (String, Vec<String>) {
+    let (norm, linears): (&str, &[&str]) = match projector {
+        Projector::Gemma3 => ("mm.soft_emb_norm", &["mm.input_projection"]),
+        Projector::Idefics3 => ("", &["mm.model.fc"]),
+        Projector::InternVl => ("mm.model.mlp.0", &["mm.model.mlp.1", "mm.model.mlp.3"]),
+        Projector::Llava => ("", &["mm.0", "mm.2"]),
+        // Mistral 3 has a merger before the two of Pixtral.
+        Projector::Pixtral if connector.linears().count() == 2 => ("", &["mm.1", "mm.2"]),
+        Projector::Pixtral => ("mm.input_norm", &["mm.patch_merger", "mm.1", "mm.2"]),
+        Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3 => ("v.post_ln", &["mm.0", "mm.2"]),
+    };
+    (norm.to_owned(), linears.iter().map(|&name| name.to_owned()).collect())
 }
 
 /// The tensors of a connector: of its norm, then of its linear modules in their order.
-fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, [norm, first, second]: [String; 3]) {
+fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, (norm, linears): (String, Vec<String>)) {
     use tunesmith_config::vision::Step as Part;
-    let mut linears = [first, second].into_iter();
+    let mut linears = linears.into_iter();
     let mut put = |spec: TensorSpec, module: &str, steps: Vec<Step>| {
         // A bare matrix has no kind behind its name.
         let kind = if spec.name.rsplit_once('.').is_some_and(|(_, kind)| kind == "bias") { "bias" } else { "weight" };
@@ -55,7 +65,7 @@ fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, [norm, 
                 let module = linears.next().unwrap_or_default();
                 part.tensors().into_iter().for_each(|spec| put(spec, &module, Vec::new()));
             }
-            Part::SideBySide(_) | Part::Mean(_) | Part::Function(_) | Part::Dropout(_) => {}
+            Part::SideBySide(_) | Part::ByFeature(_) | Part::Mean(_) | Part::Function(_) | Part::Dropout(_) => {}
         }
     }
 }
@@ -95,6 +105,14 @@ fn of_encoder(projector: Projector, encoder: &Encoder, spec: &TensorSpec) -> Vec
         };
         return ["attn_q", "attn_k", "attn_v"].into_iter().enumerate().map(cut).collect();
     }
+    // llama.cpp turns neighbouring rows of a head together.
+    let turns = module == names.query || module == names.key;
+    if encoder.rope_in_turns && turns {
+        let size = encoder.hidden_size / encoder.num_heads;
+        let part = if module == names.query { "attn_q" } else { "attn_k" };
+        let steps = vec![Step::Rows(paired(encoder.num_heads, size, 0, size))];
+        return vec![Output { name: of(&format!("{part}.{kind}")), shape: spec.shape.clone(), steps }];
+    }
     let part = match module {
         _ if fused => "attn_qkv",
         _ if module == names.norm1 => "ln1",
@@ -127,8 +145,8 @@ pub(super) fn format(projector: Projector, name: &str, shape: &[usize], format: 
     let plain = matches!(projector, Projector::Gemma3 | Projector::Idefics3);
     match format {
         _ if shape.len() < 2 || name.contains("position_embd") || name == "v.class_embd" => GgufFormat::F32,
-        // A convolution has no kernel for other types.
-        _ if name.contains("patch_embd") => {
+        // A convolution has no kernel for other types. The merger of Mistral 3 reads as one.
+        _ if name.contains("patch_embd") || name.contains("patch_merger") => {
             if format == GgufFormat::F16 && !plain {
                 format
             } else {

@@ -1,0 +1,27 @@
+//! What `PixtralProcessor` of Transformers reads of `processor_config.json`.
+use std::path::Path;
+
+use crate::hf_json::{Source, read_text};
+use tunesmith_base::error::Result;
+
+/// What stands behind each line of an image's rows, and behind the last one.
+pub const PIXTRAL_TOKENS: [&str; 2] = ["[IMG_BREAK]", "[IMG_END]"];
+
+/// The pixels of which an image's sides become multiples, if the folder has the file: those of the patches of a square that become one
+/// row. They go before what `preprocessor_config.json` says.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Model`]: other tokens around an image's rows than [`PIXTRAL_TOKENS`], or no numbers.
+pub(super) fn unit(dir: &Path, most: usize) -> Result<Option<u32>> {
+    let path = dir.join("processor_config.json");
+    let Some(text) = read_text(&path)? else { return Ok(None) };
+    let source = Source::parse(&text, &path)?;
+    for (key, token) in ["image_break_token", "image_end_token"].into_iter().zip(PIXTRAL_TOKENS) {
+        if source.text(key)?.is_some_and(|found| found != token) {
+            return Err(source.mismatch(key, &format!("{token:?}")));
+        }
+    }
+    let patch = source.size_up_to("patch_size", Some(16), most)?;
+    let merged = source.size_up_to("spatial_merge_size", Some(1), 64)?;
+    Ok(Some((patch * merged) as u32))
+}
