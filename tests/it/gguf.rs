@@ -10,11 +10,11 @@ use serde_json::Value as Json;
 use tunesmith::config::arch::{Arch, TensorSpec};
 use tunesmith::model::weights::{WeightFiles, write_safetensors};
 
-fn golden(path: &str) -> PathBuf {
+pub(crate) fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(path)
 }
 
-fn json(path: &Path) -> Json {
+pub(crate) fn json(path: &Path) -> Json {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -39,7 +39,7 @@ fn tokenizer() -> String {
 }
 
 /// A golden model with a tokenizer and some keys of its `config.json` changed. If those change shapes, its weights are drawn anew.
-fn model(root: &Path, name: &str, keys: &[(&str, Json)], drawn: bool) -> PathBuf {
+pub(crate) fn model(root: &Path, name: &str, keys: &[(&str, Json)], drawn: bool) -> PathBuf {
     let dir = root.join(format!("{name}{}", keys.len()));
     fs::create_dir_all(&dir).unwrap();
     let from = golden(&format!("a/{name}/model"));
@@ -71,7 +71,7 @@ fn model(root: &Path, name: &str, keys: &[(&str, Json)], drawn: bool) -> PathBuf
     dir
 }
 
-fn export(dir: &Path, file: &Path) -> Output {
+pub(crate) fn export(dir: &Path, file: &Path) -> Output {
     let words = [dir, file].map(|path| path.display().to_string());
     let words = ["export", "--base", &words[0], "--gguf", "f32", "--output", &words[1]];
     Command::new(env!("CARGO_BIN_EXE_tunesmith")).args(words).env_remove("CONFIG").output().unwrap()

@@ -20,6 +20,7 @@ mod features;
 mod fuzz;
 mod generate;
 mod gguf;
+mod gguf_splits;
 mod gpt2;
 mod gpu_faults;
 mod gpu_memory;

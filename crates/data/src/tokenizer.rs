@@ -122,15 +122,19 @@ impl Tokenizer {
     }
 
     /// Whether all `texts` have the same tokens with another `pre_tokenizer`, a value of this field of
-    /// `tokenizer.json`.
+    /// `tokenizer.json`, and this value of `ignore_merges`, which says whether a word that is a token is taken before merges.
     ///
     /// # Errors
     /// The value is not a pre-tokenizer, or the tokenizer fails with a text.
-    pub fn same_tokens_by(&self, pre_tokenizer: &Value, texts: &[String]) -> Result<bool> {
+    pub fn same_tokens_by(&self, pre_tokenizer: &Value, ignore_merges: bool, texts: &[String]) -> Result<bool> {
         let other = serde_json::from_value::<tokenizers::pre_tokenizers::PreTokenizerWrapper>(pre_tokenizer.clone());
         let other = other.map_err(|error| Error::data("not a pre-tokenizer").caused_by(error))?;
         let mut tokenizer = self.bounded.inner.clone();
         tokenizer.with_pre_tokenizer(Some(other));
+        if let tokenizers::ModelWrapper::BPE(mut model) = tokenizer.get_model().clone() {
+            model.ignore_merges = ignore_merges;
+            tokenizer.with_model(model);
+        }
         let ids = |tokenizer: &tokenizers::Tokenizer, text: &str| {
             isolated("tokenizing", || tokenizer.encode_fast(text, false))?
                 .map(|encoding| encoding.get_ids().to_vec())

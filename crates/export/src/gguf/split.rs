@@ -1,27 +1,159 @@
-//! Finds the llama.cpp pre-tokenizer that makes the same tokens as an unknown tokenizer, by trying each on texts made of the
-//! tokenizer's own tokens.
+//! llama.cpp's name for the way in which a tokenizer splits text before its merges. A definition that llama.cpp's list has is
+//! recognized. Otherwise, each rule is tried on texts made of the tokenizer's own tokens.
 use serde_json::{Value as Json, json};
 
 use tunesmith_base::error::Result;
 use tunesmith_data::Tokenizer;
 
-/// The regular expression by which llama.cpp's pre-tokenizer `llama-bpe` splits text, as `tokenizer.json` has it.
-pub(super) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The regular expression by which llama.cpp's pre-tokenizer `llama-bpe` splits text, as `tokenizer.json` has it, but for line
+/// breaks, which [`steps`] writes with a backslash.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// That of `qwen2`, which takes digits one by one.
-pub(super) const QWEN2: &str =
+const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// That of `qwen35`, which keeps marks with letters.
-pub(super) const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// That of `gpt-4o`, which splits before a capital letter (gpt-oss).
-pub(super) const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// That of `tekken`, which also takes digits one by one (Mistral).
-pub(super) const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Those of `deepseek-v3`, one after the other.
-pub(super) const DEEPSEEK3: [&str; 3] = [
+const DEEPSEEK3: [&str; 3] = [
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
+
+/// What `ByteLevel` splits at by itself (GPT-2).
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// Each number character by itself, as the step `Digits` with `individual_digits` has it.
+const DIGIT: &str = r"\p{N}";
+/// That of `seed-coder`, which leaves line breaks behind punctuation to the next match.
+const SEED: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// A rule of llama.cpp (`llama-vocab.cpp`).
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    name: &'static str,
+    /// Regular expressions that split one after the other.
+    steps: &'static [&'static str],
+    /// Whether a word that is a token is taken before merges, as `ignore_merges` says in `tokenizer.json`.
+    whole_words: bool,
+    /// Whether llama.cpp's expression differs: it takes a combining mark for no letter, and a capital of another alphabet than the
+    /// Latin one for a small letter.
+    approximate: bool,
+    /// Other names for the same rule, by the beginning of `general.architecture`: those of llama.cpp's converter.
+    names: &'static [(&'static str, &'static str)],
+}
+
+const fn rule(name: &'static str, steps: &'static [&'static str]) -> Rule {
+    Rule { name, steps, whole_words: false, approximate: false, names: &[] }
+}
+
+/// The rules, in the order in which they are tried.
+const RULES: [Rule; 10] = [
+    rule("gpt-2", &[GPT2]),
+    Rule { names: &[("hunyuan", "hunyuan")], ..rule("qwen2", &[QWEN2]) },
+    rule("dbrx", &[LLAMA3]),
+    Rule { names: &[("glm4", "glm4"), ("lfm2", "lfm2")], whole_words: true, ..rule("llama-bpe", &[LLAMA3]) },
+    Rule { names: &[("granite", "refact")], ..rule("smollm", &[DIGIT, GPT2]) },
+    rule("qwen35", &[QWEN35]),
+    rule("seed-coder", &[SEED]),
+    Rule { names: &[("minimax", "minimax-m2")], approximate: true, ..rule("gpt-4o", &[GPT4O]) },
+    Rule { whole_words: true, approximate: true, ..rule("tekken", &[TEKKEN]) },
+    Rule { names: &[("hunyuan", "hunyuan-dense")], ..rule("deepseek-v3", &DEEPSEEK3) },
+];
+
+impl Rule {
+    /// The name for a model of this `general.architecture`.
+    fn name(&self, architecture: &str) -> &'static str {
+        let own = self.names.iter().find(|(beginning, _)| architecture.starts_with(beginning));
+        own.map_or(self.name, |(_, name)| name)
+    }
+
+    /// The rule as `pre_tokenizer` of `tokenizer.json`.
+    fn pre_tokenizer(&self) -> Json {
+        let split =
+            |step: &&str| json!({"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": false});
+        let mut parts: Vec<Json> = self.steps.iter().map(split).collect();
+        parts.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}));
+        json!({"type": "Sequence", "pretokenizers": parts})
+    }
+}
+
+/// The rule for a tokenizer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    /// `tokenizer.ggml.pre`.
+    pub(super) name: &'static str,
+    /// The number of texts that became the same tokens, if the tokenizer's own definition is not in llama.cpp's list.
+    pub(super) tried: Option<usize>,
+    /// Whether llama.cpp splits words with combining marks, and capitals of other alphabets than the Latin one, in its own way.
+    pub(super) approximate: bool,
+}
+
+/// The rule by which llama.cpp makes the tokenizer's tokens, for a model of this `general.architecture`; none if there is no such
+/// rule.
+///
+/// # Errors
+/// The tokenizer cannot handle a text.
+pub(super) fn find(json: &Json, tokenizer: &Tokenizer, architecture: &str) -> Result<Option<Found>> {
+    let whole_words = json["model"]["ignore_merges"] == true;
+    let found = |rule: &Rule, tried| Found { name: rule.name(architecture), tried, approximate: rule.approximate };
+    let same = |rule: &Rule, texts: &[String]| tokenizer.same_tokens_by(&rule.pre_tokenizer(), rule.whole_words, texts);
+    let defined: Vec<&Rule> = match steps(&json["pre_tokenizer"]) {
+        Some(steps) => RULES.iter().filter(|rule| rule.steps == steps.as_slice()).collect(),
+        None => Vec::new(),
+    };
+    if let Some(rule) = defined.iter().find(|rule| rule.whole_words == whole_words) {
+        return Ok(Some(found(rule, None)));
+    }
+    // A word that is no token has the same tokens either way. So the tokens decide.
+    let every = words(json, tokenizer, usize::MAX)?;
+    for rule in defined {
+        if same(rule, &every)? {
+            return Ok(Some(found(rule, None)));
+        }
+    }
+    let texts = texts(words(json, tokenizer, SINGLE)?);
+    for rule in &RULES {
+        if same(rule, &texts)? {
+            return Ok(Some(found(rule, Some(texts.len()))));
+        }
+    }
+    Ok(None)
+}
+
+/// The regular expressions of a pre-tokenizer whose last step makes bytes, with line breaks as `\r` and `\n`; none if it does
+/// something else too.
+fn steps(pre_tokenizer: &Json) -> Option<Vec<String>> {
+    let parts: Vec<&Json> =
+        pre_tokenizer["pretokenizers"].as_array().map_or_else(|| vec![pre_tokenizer], |parts| parts.iter().collect());
+    let (last, splits) = parts.split_last()?;
+    if last["type"] != "ByteLevel" || last["add_prefix_space"] != false {
+        return None;
+    }
+    let mut steps = Vec::new();
+    for part in splits {
+        steps.push(match part["type"].as_str()? {
+            "Digits" if part["individual_digits"] == true => DIGIT.to_owned(),
+            "Split" => {
+                // Without what no match holds, which is nothing: a single expression of `RULES` matches everything.
+                let keeps_matches = part["behavior"] == "Removed" && part["invert"] == true && splits.len() == 1;
+                if !keeps_matches && (part["behavior"] != "Isolated" || part["invert"] != false) {
+                    return None;
+                }
+                part["pattern"]["Regex"].as_str()?.replace('\r', r"\r").replace('\n', r"\n")
+            }
+            _ => return None,
+        });
+    }
+    if last["use_regex"].as_bool().unwrap_or(true) {
+        steps.push(GPT2.to_owned());
+    }
+    Some(steps)
+}
 
 /// The most single tokens, and the most texts of several, to try.
 const SINGLE: usize = 20_000;
@@ -55,44 +187,8 @@ const BETWEEN: [&str; 24] = [
     "😀",
 ];
 
-/// llama.cpp's names and their regular expressions, as in `tokenizer.json`.
-fn candidates(ignores_merges: bool) -> Vec<(&'static str, Json)> {
-    let bytes = |splits: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": splits});
-    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-    let sequence = |parts: &[Json]| json!({"type": "Sequence", "pretokenizers": parts});
-    let one = |pattern: &str| sequence(&[split(pattern), bytes(false)]);
-    // Only by these names does llama.cpp take whole words before merges.
-    if ignores_merges {
-        return vec![("llama-bpe", one(LLAMA3)), ("tekken", one(TEKKEN))];
-    }
-    let [numbers, ideographs, words] = DEEPSEEK3.map(split);
-    vec![
-        ("gpt-2", bytes(true)),
-        ("qwen2", one(QWEN2)),
-        ("dbrx", one(LLAMA3)),
-        ("smollm", sequence(&[json!({"type": "Digits", "individual_digits": true}), bytes(true)])),
-        ("qwen35", one(QWEN35)),
-        ("gpt-4o", one(GPT4O)),
-        ("deepseek-v3", sequence(&[numbers, ideographs, words, bytes(false)])),
-    ]
-}
-
-/// The name with which every text became the same tokens, and the number of texts.
-///
-/// # Errors
-/// The tokenizer cannot handle a text.
-pub(super) fn equivalent(json: &Json, tokenizer: &Tokenizer) -> Result<Option<(&'static str, usize)>> {
-    let texts = texts(json, tokenizer)?;
-    for (name, pre_tokenizer) in candidates(json["model"]["ignore_merges"] == true) {
-        if tokenizer.same_tokens_by(&pre_tokenizer, &texts)? {
-            return Ok(Some((name, texts.len())));
-        }
-    }
-    Ok(None)
-}
-
-/// Texts of random tokens, the same ones for the same tokenizer.
-fn texts(json: &Json, tokenizer: &Tokenizer) -> Result<Vec<String>> {
+/// The texts of at most `most` tokens, evenly chosen, that are texts by themselves.
+fn words(json: &Json, tokenizer: &Tokenizer, most: usize) -> Result<Vec<String>> {
     let ids: Vec<u32> = json["model"]["vocab"]
         .as_object()
         .into_iter()
@@ -101,16 +197,21 @@ fn texts(json: &Json, tokenizer: &Tokenizer) -> Result<Vec<String>> {
         .filter_map(|id| u32::try_from(id).ok())
         .collect();
     let mut words = Vec::new();
-    for id in ids.iter().step_by(ids.len().div_ceil(SINGLE).max(1)) {
+    for id in ids.iter().step_by(ids.len().div_ceil(most).max(1)) {
         let text = tokenizer.decode(&[*id], true)?;
         // Bytes that are no text by themselves.
         if !text.is_empty() && !text.contains('\u{fffd}') {
             words.push(text);
         }
     }
+    Ok(words)
+}
+
+/// The words, and random sequences of them; the same ones for the same words.
+fn texts(words: Vec<String>) -> Vec<String> {
     let mut texts = words.clone();
     if words.is_empty() {
-        return Ok(texts);
+        return texts;
     }
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut draw = |below: usize| {
@@ -129,5 +230,5 @@ fn texts(json: &Json, tokenizer: &Tokenizer) -> Result<Vec<String>> {
         }
         texts.push(text);
     }
-    Ok(texts)
+    texts
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::container::{Header, Value};
-use super::split::{self, DEEPSEEK3, GPT4O, LLAMA3, QWEN2, QWEN35, TEKKEN};
+use super::split::{self, Found};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::Arch;
@@ -19,21 +19,35 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
+/// Special tokens of Gemma 4 that llama.cpp's chat parser reads in an answer, and so must not hide (`conversion/gemma.py`).
+const SHOWN: [&str; 7] =
+    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"];
+
+/// `tokenizer.ggml.model`: how llama.cpp makes tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    /// `gpt2`: merges of bytes in words, which a rule of this name splits (`tokenizer.ggml.pre`).
+    Bytes(String),
+    /// `llama`: pieces by their scores (`SentencePiece`).
+    Scores,
+    /// `gemma4`: merges of pieces in whole lines.
+    Lines,
+}
+
 /// A tokenizer, read from a model folder.
 #[derive(Debug)]
 pub struct GgufVocabulary {
     tokens: HashMap<usize, (String, i32)>,
     merges: Vec<String>,
-    /// `tokenizer.ggml.pre`; none if the tokens are `SentencePiece`'s.
-    pre: Option<String>,
+    kind: Kind,
     /// Whether a space is put before the text (`SentencePiece`).
     prefix: bool,
     /// Whether a text begins with the token for its beginning.
     add_bos: bool,
     template: Option<String>,
     origin: String,
-    /// The number of texts that agreed, if `pre` was found by trying.
-    tried: Option<usize>,
+    /// How the rule that splits text was found, if it was not named.
+    found: Option<Found>,
 }
 
 impl GgufVocabulary {
@@ -56,21 +70,22 @@ impl GgufVocabulary {
                 .hint("not yet: Unigram and WordPiece tokenizers in GGUF"));
         }
         let pieces = model["byte_fallback"].as_bool().unwrap_or(false);
-        let mut tried = None;
-        let pre = match pre.map(str::to_owned).or_else(|| pre_tokenizer(&json)) {
-            None if pieces => None,
+        let architecture = arch.family.gguf.map_or("", |gguf| gguf.name);
+        let mut found = None;
+        let kind = match pre {
+            Some("gemma4") if pieces => Kind::Lines,
+            Some(name) => Kind::Bytes(name.to_owned()),
+            None if pieces && architecture == "gemma4" && merges_lines(&json, &tokenizer)? => Kind::Lines,
+            None if pieces => Kind::Scores,
             None => {
-                let (name, texts) = split::equivalent(&json, &tokenizer)?.ok_or_else(|| {
+                let rule = split::find(&json, &tokenizer, architecture)?.ok_or_else(|| {
                     fail("llama.cpp has no name for this tokenizer's way of splitting text".into()).hint(
                         "name the nearest with --pre-tokenizer, such as gpt-2 or qwen2: some texts may then become other tokens",
                     )
                 })?;
-                tried = Some(texts);
-                Some(name.to_owned())
+                found = Some(rule);
+                Kind::Bytes(rule.name.to_owned())
             }
-            // With `SentencePiece` tokens, only a given name counts.
-            Some(_) if pieces && pre.is_none() => None,
-            named => named,
         };
         let template = match template {
             Some(text) => Some(text.to_owned()),
@@ -78,23 +93,32 @@ impl GgufVocabulary {
         };
         let first = tokenizer.encode("a", true)?.ids.first().copied();
         Ok(Self {
-            tokens: tokens(&json, pieces),
+            tokens: tokens(&json, pieces, if kind == Kind::Lines { &SHOWN } else { &[] }),
             merges: merges(&model["merges"]),
-            pre,
+            kind,
             prefix: json["normalizer"].to_string().contains("\"Prepend\"")
                 || ["first", "always"].iter().any(|scheme| json["pre_tokenizer"]["prepend_scheme"] == *scheme),
             add_bos: arch.bos_token_id.is_some() && first == arch.bos_token_id,
             template,
             origin: path.display().to_string(),
-            tried,
+            found,
         })
     }
 
     /// A remark about the pre-tokenizer for the user, if any.
     pub fn remark(&self) -> Option<String> {
-        let (pre, tried) = (self.pre.as_ref()?, self.tried?);
-        let tried = count(tunesmith_plan::grouped(tried as u64), "text");
-        Some(format!("splits text in its own way; llama.cpp's {pre} made the same tokens of {tried}"))
+        let Found { name, tried, approximate } = self.found?;
+        let mut said = Vec::new();
+        if let Some(tried) = tried {
+            let tried = count(tunesmith_plan::grouped(tried as u64), "text");
+            said.push(format!("splits text in its own way; llama.cpp's {name} made the same tokens of {tried}"));
+        }
+        if approximate {
+            said.push(format!(
+                "llama.cpp's {name} splits words with combining marks, and capitals of other alphabets than the Latin one, otherwise"
+            ));
+        }
+        (!said.is_empty()).then(|| said.join("; "))
     }
 
     /// The keys of the header.
@@ -115,11 +139,18 @@ impl GgufVocabulary {
             texts.push(token);
             kinds.push(kind);
         }
-        if let Some(pre) = &self.pre {
-            header.put("tokenizer.ggml.model", Value::text("gpt2"));
-            header.put("tokenizer.ggml.pre", Value::text(pre));
-            header.put("tokenizer.ggml.merges", Value::Texts(self.merges.clone()));
-        } else {
+        match &self.kind {
+            Kind::Bytes(pre) => {
+                header.put("tokenizer.ggml.model", Value::text("gpt2"));
+                header.put("tokenizer.ggml.pre", Value::text(pre));
+            }
+            Kind::Scores => {
+                header.put("tokenizer.ggml.model", Value::text("llama"));
+                header.put("tokenizer.ggml.pre", Value::text("default"));
+            }
+            Kind::Lines => header.put("tokenizer.ggml.model", Value::text("gemma4")),
+        }
+        if self.kind == Kind::Scores {
             // The earlier a piece is merged, the higher its score.
             let ranks: HashMap<String, usize> =
                 self.merges.iter().enumerate().rev().map(|(rank, merge)| (merge.replacen(' ', "", 1), rank)).collect();
@@ -128,9 +159,11 @@ impl GgufVocabulary {
                 _ if *kind == NORMAL => -1e9,
                 _ => 0.0,
             };
-            header.put("tokenizer.ggml.model", Value::text("llama"));
-            header.put("tokenizer.ggml.pre", Value::text("default"));
             header.put("tokenizer.ggml.scores", Value::F32s(texts.iter().zip(&kinds).map(score).collect()));
+        } else {
+            header.put("tokenizer.ggml.merges", Value::Texts(self.merges.clone()));
+        }
+        if !matches!(self.kind, Kind::Bytes(_)) {
             header.put("tokenizer.ggml.add_space_prefix", Value::Bool(self.prefix));
         }
         header.put("tokenizer.ggml.tokens", Value::Texts(texts));
@@ -153,8 +186,34 @@ impl GgufVocabulary {
     }
 }
 
-/// Every token by its number, with its kind.
-fn tokens(json: &Json, pieces: bool) -> HashMap<usize, (String, i32)> {
+/// Whether the tokenizer merges pieces in each run of line breaks and in each text between them, with spaces as `▁` and nothing before
+/// the text. llama.cpp's `gemma4` does so, and takes a run that is a token as it is.
+///
+/// # Errors
+/// The tokenizer cannot handle a run.
+fn merges_lines(json: &Json, tokenizer: &Tokenizer) -> Result<bool> {
+    let (normalizer, pre) = (&json["normalizer"], &json["pre_tokenizer"]);
+    let marks =
+        normalizer["type"] == "Replace" && normalizer["pattern"]["String"] == " " && normalizer["content"] == "▁";
+    // There are no more spaces to split at.
+    let splits = !pre.is_null() && !(pre["type"] == "Split" && pre["pattern"]["String"] == " ");
+    let crosses = |merge: &String| merge.contains('\n') && merge.contains(|letter| letter != '\n' && letter != ' ');
+    if !marks || splits || merges(&json["model"]["merges"]).iter().any(crosses) {
+        return Ok(false);
+    }
+    for (token, id) in json["model"]["vocab"].as_object().into_iter().flatten() {
+        if !token.is_empty() && token.chars().all(|letter| letter == '\n') {
+            let ids = tokenizer.encode(token, false)?.ids;
+            if ids.iter().map(|id| u64::from(*id)).ne(id.as_u64()) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Every token by its number, with its kind. Those in `shown` are not hidden, though they may be special.
+fn tokens(json: &Json, pieces: bool, shown: &[&str]) -> HashMap<usize, (String, i32)> {
     let mut tokens = HashMap::new();
     let unknown = json["model"]["unk_token"].as_str();
     for (token, id) in json["model"]["vocab"].as_object().into_iter().flatten() {
@@ -175,7 +234,7 @@ fn tokens(json: &Json, pieces: bool) -> HashMap<usize, (String, i32)> {
         let known = tokens.get(&(id as usize)).map(|(_, kind)| *kind);
         let kind = match known {
             Some(UNKNOWN) => UNKNOWN,
-            _ if special => CONTROL,
+            _ if special && !shown.contains(&token) => CONTROL,
             _ => USER_DEFINED,
         };
         tokens.insert(id as usize, (token.to_owned(), kind));
@@ -191,33 +250,4 @@ fn merges(json: &Json) -> Vec<String> {
         _ => None,
     };
     json.as_array().into_iter().flatten().filter_map(one).collect()
-}
-
-/// llama.cpp's name for the way in which the tokenizer splits text.
-fn pre_tokenizer(json: &Json) -> Option<String> {
-    let pre = &json["pre_tokenizer"];
-    let parts: Vec<&Json> = pre["pretokenizers"].as_array().map_or_else(|| vec![pre], |parts| parts.iter().collect());
-    let kinds: Vec<&str> = parts.iter().filter_map(|part| part["type"].as_str()).collect();
-    let splits_itself = parts.last()?["use_regex"].as_bool().unwrap_or(true);
-    let pattern = |part: &Json| part["pattern"]["Regex"].as_str().map(str::to_owned);
-    let name = match kinds.as_slice() {
-        ["ByteLevel"] if splits_itself => "gpt-2",
-        ["Digits", "ByteLevel"] if splits_itself && parts[0]["individual_digits"] == true => "smollm",
-        ["Split", "Split", "Split", "ByteLevel"]
-            if !splits_itself && parts.iter().copied().filter_map(pattern).eq(DEEPSEEK3) =>
-        {
-            "deepseek-v3"
-        }
-        ["Split", "ByteLevel"] if !splits_itself => match pattern(parts[0])?.as_str() {
-            LLAMA3 if json["model"]["ignore_merges"] == true => "llama-bpe",
-            LLAMA3 => "dbrx",
-            QWEN2 => "qwen2",
-            QWEN35 => "qwen35",
-            GPT4O => "gpt-4o",
-            TEKKEN if json["model"]["ignore_merges"] == true => "tekken",
-            _ => return None,
-        },
-        _ => return None,
-    };
-    Some(name.to_owned())
 }
