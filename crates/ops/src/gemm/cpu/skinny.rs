@@ -17,8 +17,10 @@ use tunesmith_cpu_slice::CpuSlice as _;
 const MOST: usize = LANES;
 /// Up to this many tokens, their features are first put side by side.
 const COMPACT: usize = 4;
-/// Vectors of rows side by side, of one token and of a few: so many that no sum waits for the one before it.
-const GROUPS: [usize; 2] = [4, 2];
+/// Vectors of rows side by side, of one token and interleaved matrices: so many that no sum waits for the one before it.
+const MANY: usize = 4;
+/// As many, of a few tokens, or of other matrices.
+const FEW: usize = 2;
 /// Vectors of rows in the largest task.
 const LARGEST: usize = 64;
 /// Columns that are kept until all tokens were multiplied with them.
@@ -95,6 +97,8 @@ pub(super) struct Job<'a> {
     init: Init<'a>,
     parts: SmallVec<[Part<'a>; 2]>,
     rows: usize,
+    /// Vectors of rows side by side, at most, where the tokens are few.
+    groups: usize,
     /// Rows of a task.
     step: usize,
 }
@@ -213,6 +217,12 @@ impl Block<'_> {
     #[inline(always)]
     unsafe fn feed<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize>(&self, sinks: &mut [K; GROUPS]) {
         let (Self { matrix, rows: [first, count], columns, .. }, row) = (*self, self.matrix.row);
+        if const { GROUPS > FEW } {
+            // Without code for the matrices of which no product has so many.
+            let Store::Interleaved(matrix) = matrix.data else { unreachable!("not an interleaved matrix") };
+            // SAFETY: as the caller says.
+            return unsafe { interleaved::read::<S, _, GROUPS>(matrix, first / LANES, Feed { columns, sinks }) };
+        }
         let mut done = columns[0];
         // SAFETY: sixteen rows are there for each sink where whole steps are taken. For the rest the caller answers.
         unsafe {
@@ -453,18 +463,20 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
 unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
     let mut m = m0;
     while m < m1 {
-        let most = if job.tokens <= COMPACT { GROUPS[usize::from(job.tokens > 1)] } else { 1 };
-        let groups = ((m1 - m) / LANES).clamp(1, most);
+        let groups = match (m1 - m) / LANES {
+            MANY.. if job.groups == MANY => MANY,
+            FEW.. if job.tokens <= COMPACT => FEW,
+            _ => 1,
+        };
         let count = (groups * LANES).min(m1 - m);
         // SAFETY: `m + count <= m1`, and `count` fits the vectors that are chosen for it.
         unsafe {
             match (job.tokens, groups) {
-                (1, 4) => at_once::<S, 1, 1, 4>(job, m, count),
-                (1, 3) => at_once::<S, 1, 1, 3>(job, m, count),
-                (1, 2) => at_once::<S, 1, 1, 2>(job, m, count),
+                (1, MANY) => at_once::<S, 1, 1, MANY>(job, m, count),
+                (1, FEW) => at_once::<S, 1, 1, FEW>(job, m, count),
                 (1, _) => at_once::<S, 1, 1, 1>(job, m, count),
-                (2, 2) => at_once::<S, 2, COMPACT, 2>(job, m, count),
-                (..=4, 2) => at_once::<S, 4, COMPACT, 2>(job, m, count),
+                (2, FEW) => at_once::<S, 2, COMPACT, FEW>(job, m, count),
+                (..=4, FEW) => at_once::<S, 4, COMPACT, FEW>(job, m, count),
                 (..=4, _) => at_once::<S, 4, COMPACT, 1>(job, m, count),
                 // As many sums as there are registers for.
                 (..=8, _) if S::ROWS >= 12 => at_once::<S, 8, LANES, 1>(job, m, count),
@@ -491,10 +503,11 @@ impl<'a> Job<'a> {
             .iter()
             .map(|term| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x, copies) })
             .collect();
-        let groups = GROUPS[usize::from(tokens > 1)];
+        let interleaved = terms.iter().all(|term| matches!(term.matrix.data, Store::Interleaved(_)));
+        let groups = if tokens == 1 && interleaved { MANY } else { FEW };
         let share = rows.div_ceil(LANES * groups).div_ceil(16 * crate::par::threads());
         let step = (share * groups).min(LARGEST) * LANES;
-        Self { out: out.shared().get(), tokens, init, parts, rows, step }
+        Self { out: out.shared().get(), tokens, init, parts, rows, groups, step }
     }
 
     /// The number of tasks.
