@@ -205,13 +205,13 @@ def main():
     bases = dict(bytes=of_bytes(), pieces=of_pieces())
     stored, fuzzed = texts(STORED, 5), texts(FUZZED, 6)
     cases = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as results:
         small_model(folder)
         for family, definition, whole_words, name in CASES:
             data = tokenizer(bases, definition, whole_words)
             with open(f"{folder}/tokenizer.json", "w", encoding="utf-8") as file:
                 json.dump(data, file)
-            path = f"{folder}/{len(cases)}.gguf"
+            path = f"{results}/{len(cases)}.gguf"
             if args.tunesmith:
                 # The small model is a Llama, so the names for other families are their equals.
                 named = ["--pre-tokenizer", name] if name == "gemma4" else []

@@ -116,7 +116,7 @@ pub(super) fn find(json: &Json, tokenizer: &Tokenizer, architecture: &str) -> Re
             return Ok(Some(found(rule, None)));
         }
     }
-    let texts = texts(words(json, tokenizer, SINGLE)?);
+    let texts = texts(&words(json, tokenizer, SINGLE)?);
     for rule in &RULES {
         if same(rule, &texts)? {
             return Ok(Some(found(rule, Some(texts.len()))));
@@ -208,8 +208,8 @@ fn words(json: &Json, tokenizer: &Tokenizer, most: usize) -> Result<Vec<String>>
 }
 
 /// The words, and random sequences of them; the same ones for the same words.
-fn texts(words: Vec<String>) -> Vec<String> {
-    let mut texts = words.clone();
+fn texts(words: &[String]) -> Vec<String> {
+    let mut texts = words.to_vec();
     if words.is_empty() {
         return texts;
     }

@@ -196,9 +196,9 @@ fn merges_lines(json: &Json, tokenizer: &Tokenizer) -> Result<bool> {
     let marks =
         normalizer["type"] == "Replace" && normalizer["pattern"]["String"] == " " && normalizer["content"] == "▁";
     // There are no more spaces to split at.
-    let splits = !pre.is_null() && !(pre["type"] == "Split" && pre["pattern"]["String"] == " ");
+    let whole = pre.is_null() || (pre["type"] == "Split" && pre["pattern"]["String"] == " ");
     let crosses = |merge: &String| merge.contains('\n') && merge.contains(|letter| letter != '\n' && letter != ' ');
-    if !marks || splits || merges(&json["model"]["merges"]).iter().any(crosses) {
+    if !marks || !whole || merges(&json["model"]["merges"]).iter().any(crosses) {
         return Ok(false);
     }
     for (token, id) in json["model"]["vocab"].as_object().into_iter().flatten() {
