@@ -531,7 +531,7 @@ fn many_ranks_are_predicted_and_a_few_measured() {
     for line in lines.as_array().unwrap() {
         let positive = |key: &str| line[key].as_f64().is_some_and(|number| number > 0.0);
         assert!(["alone", "predicted", "measured", "tokens_per_second"].into_iter().all(positive), "{line}");
-        assert!(line["ranks"] == 1 || line["predicted"].as_f64() > line["alone"].as_f64(), "{line}");
+        assert!(line["ranks"] == 1 || line["predicted"].as_f64() >= line["alone"].as_f64(), "{line}");
     }
     assert!(lines.as_array().unwrap().len() >= 2);
 }
