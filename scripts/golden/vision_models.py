@@ -87,6 +87,18 @@ def qwen(out, name, seed):
     return model, forward, dict(prefix=False, rows=rows)
 
 
+def trained(config, folder, seed):
+    """A model of random weights, stored in `folder`, with LoRA on its language model; encoder and connector are trained in full."""
+    cls = getattr(transformers, type(config).__name__.replace("Config", "ForConditionalGeneration"))
+    plain = vision.scramble(cls._from_config(config, attn_implementation="eager"), seed)
+    vision.store(plain, folder)
+    model = vision.lora(plain, vision.LANGUAGE, seed + 3)
+    for key, parameter in model.named_parameters():
+        if "vision_tower" in key or "projector" in key:
+            parameter.requires_grad_(True)
+    return model
+
+
 def square(out, name, seed):
     """Models whose pictures are all of the encoder's size."""
     tower = dict(vision.TOWER)
@@ -97,13 +109,7 @@ def square(out, name, seed):
         tower |= dict(model_type="siglip_vision_model", vision_use_head=False)
         text = dict(model_type="gemma2", **TEXT | dict(head_dim=8, sliding_window=6, query_pre_attn_scalar=8, num_hidden_layers=3, tie_word_embeddings=True))
         config = transformers.PaliGemmaConfig(text_config=text, vision_config=tower, projection_dim=32, image_token_index=IMAGE, image_token_id=IMAGE)
-    cls = getattr(transformers, type(config).__name__.replace("Config", "ForConditionalGeneration"))
-    plain = vision.scramble(cls._from_config(config, attn_implementation="eager"), seed)
-    vision.store(plain, f"{out}/{name}/model")
-    model = vision.lora(plain, vision.LANGUAGE, seed + 3)
-    for key, parameter in model.named_parameters():
-        if "vision_tower" in key or "projector" in key:
-            parameter.requires_grad_(True)
+    model = trained(config, f"{out}/{name}/model", seed)
 
     def forward(ids, mask, pictures, labels=None):
         more = {}
@@ -154,13 +160,7 @@ def pixtral(out, name, seed):
         config = transformers.Mistral3Config(
             text_config=text, vision_config=tower, image_token_index=IMAGE, spatial_merge_size=MERGE, tie_word_embeddings=False,
             vision_feature_layer=-2 if name == "ministral3" else -1)
-    cls = getattr(transformers, type(config).__name__.replace("Config", "ForConditionalGeneration"))
-    plain = vision.scramble(cls._from_config(config, attn_implementation="eager"), seed)
-    vision.store(plain, f"{out}/{name}/model")
-    model = vision.lora(plain, vision.LANGUAGE, seed + 3)
-    for key, parameter in model.named_parameters():
-        if "vision_tower" in key or "projector" in key:
-            parameter.requires_grad_(True)
+    model = trained(config, f"{out}/{name}/model", seed)
 
     def forward(ids, mask, pictures):
         more = padded(pictures) if pictures is not None else {}

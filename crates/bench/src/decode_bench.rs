@@ -80,8 +80,8 @@ impl Watcher for Clock {
     }
 }
 
-/// Bytes of the matrices that one token is multiplied with, `block` for a number in blocks and `head` for one in the head; of the experts, only those
-/// it is routed to.
+/// Bytes of the matrices that one token is multiplied with, `block` for a number in blocks and `head` for one in the head; of the
+/// experts, only those it is routed to.
 fn weight_bytes(arch: &Arch, block: f64, head: f64) -> f64 {
     let of = |linear: &tunesmith_config::arch::LinearSpec| (linear.in_features * linear.out_features) as f64;
     // The modules of the blocks, and the head, which is a matrix of its own or the embedding.

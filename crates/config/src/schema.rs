@@ -559,8 +559,8 @@ section! {
         /// half of them wait.
         batch_size: Option<usize> = None, range Range::within(1.0, 1e6);
         /// For `infer` and `chat`: hold the head in the format of `model.quantization` too, which makes a step of decoding faster.
-        /// Logits are rounded then. In a model whose base is in a maker's format, the head is in int8. An embedding that is also
-        /// the head stays as it is, beside the quantized copy. So does a head that was trained itself, without a copy.
+        /// This rounds the logits. If the base is in a maker's format, the head is in int8. If the head is also the embedding, the
+        /// embedding stays as it is, beside the quantized copy. A head that was trained itself is not quantized.
         quantize_head: bool = false;
         /// Strings that end an answer; the answer does not include them.
         stop_strings: Vec<String> = Vec::new(), aliases ["stop"];

@@ -309,17 +309,16 @@ impl Builder<'_> {
     fn head(&mut self, embedding: &mut Weight) -> Result<Weight> {
         let (name, hidden) = (self.arch.head_tensor(), self.arch.hidden_size);
         let quantizes = self.quantizes_head && !self.tensors.trains(name);
-        let mut head = if self.arch.ties_head() {
+        if self.arch.ties_head() {
             self.shards.push_trained(0, &mut self.tensors.params);
-            if quantizes {
-                self.tensors.quantized_head(name)?
-            } else {
+            if !quantizes {
                 if self.interleaves {
                     embedding.interleave(hidden);
                 }
                 return Ok(embedding.clone());
             }
-        } else if quantizes {
+        }
+        let mut head = if quantizes {
             self.tensors.quantized_head(name)?
         } else {
             let mut head = self.tensors.weight(name)?;
