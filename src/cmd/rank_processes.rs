@@ -118,8 +118,8 @@ fn sweep(own: &Path) {
         let parts: Vec<&str> = name.strip_prefix("tunesmith-").map_or(Vec::new(), |rest| rest.split('-').collect());
         let ours = matches!(parts[..], [process, token] if process.parse::<u32>().is_ok() && token.len() == 12);
         let path = entry.path();
-        if ours && path != own && user(&path) == user(own) && temporary::is_abandoned(&path) {
-            let _ = std::fs::remove_dir_all(&path);
+        if ours && path != own && user(&path) == user(own) {
+            temporary::remove_abandoned(&path);
         }
     }
 }
@@ -127,13 +127,16 @@ fn sweep(own: &Path) {
 impl Reports {
     pub fn new() -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt as _;
-        let folder =
-            std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &RunToken::fresh()?.text()[..12]));
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
-        made.map_err(|error| Error::io("create", &folder, &error))?;
-        let watched = TemporaryFolder::new(folder.clone());
-        sweep(&folder);
-        Ok(Self { folder, _watched: watched })
+        loop {
+            let token = RunToken::fresh()?;
+            let folder = std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &token.text()[..12]));
+            let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+            made.map_err(|error| Error::io("create", &folder, &error))?;
+            if let Some(watched) = TemporaryFolder::new(folder.clone()) {
+                sweep(&folder);
+                return Ok(Self { folder, _watched: watched });
+            }
+        }
     }
 
     pub fn of(&self, rank: usize) -> PathBuf {

@@ -129,8 +129,12 @@ pub fn publish_folder(
         // Of an earlier process with this number: a live one would hold the output directory.
         discard(disk, &staged, target).map_err(|error| Error::io("remove", &staged, &error))?;
     }
-    disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
-    let _temporary = TemporaryFolder::new(staged.clone());
+    let _temporary = loop {
+        disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
+        if let Some(temporary) = TemporaryFolder::new(staged.clone()) {
+            break temporary;
+        }
+    };
     let mut staging = StagedFolder { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
     let done = fill(&mut staging)
         .and_then(|()| staging.seal())
@@ -181,11 +185,13 @@ pub fn recover_folder(disk: &dyn Disk, target: &Path) -> Result<()> {
         let old = entry.path();
         let written_now = || {
             let staged = entry.path().with_file_name(found.replace(".old-", ".tmp-"));
-            staged.exists() && !temporary::is_abandoned(&staged)
+            staged.exists() && temporary::abandoned(&staged).is_none()
         };
         if !target.exists() && !written_now() {
             disk.rename(&old, target).map_err(|error| Error::io("rename", &old, &error))?;
-        } else if target.exists() && temporary::is_abandoned(target) {
+        } else if target.exists()
+            && let Some(_held) = temporary::abandoned(target)
+        {
             discard(disk, &old, target).map_err(|error| Error::io("remove", &old, &error))?;
         }
     }

@@ -248,9 +248,8 @@ fn sweep_partials(target: &Path, incomplete: &Path) {
         let name = entry.file_name().to_string_lossy().into_owned();
         let other = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".incomplete"));
         let path = entry.path();
-        if other.is_some_and(|etag| !etag.contains('.')) && path != incomplete && files::temporary::is_abandoned(&path)
-        {
-            let _ = fs::remove_file(path);
+        if other.is_some_and(|etag| !etag.contains('.')) && path != incomplete {
+            files::temporary::remove_abandoned(&path);
         }
     }
 }

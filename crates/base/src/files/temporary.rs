@@ -91,11 +91,17 @@ pub struct TemporaryFolder {
 }
 
 impl TemporaryFolder {
-    /// Locks the folder at `path`, if the file system can.
-    pub fn new(path: PathBuf) -> Self {
-        let lock = File::open(&path).ok().filter(|file| file.try_lock().is_ok());
-        ours().push(path.clone());
-        Self { path, _lock: lock }
+    /// Locks the folder at `path`, which was just created, if the file system can. `None` if another process has taken
+    /// it for a leftover before that and removed it: create it again.
+    pub fn new(path: PathBuf) -> Option<Self> {
+        let mut ours = ours();
+        // Waits for a process that is removing the folder.
+        let lock = File::open(&path).ok().filter(|file| file.lock().is_ok());
+        let is_there = lock.as_ref().map_or_else(|| path.exists(), |file| super::is_at(file, &path));
+        is_there.then(|| {
+            ours.push(path.clone());
+            Self { path, _lock: lock }
+        })
     }
 }
 
@@ -180,19 +186,39 @@ fn sweep_where(folder: &Path, is_wanted: impl Fn(&str) -> bool) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
         let Ok(kind) = entry.file_type() else { continue };
-        if (kind.is_file() || kind.is_dir()) && is_wanted(&name) && is_abandoned(&entry.path()) {
-            remove(&entry.path());
+        if (kind.is_file() || kind.is_dir()) && is_wanted(&name) {
+            remove_abandoned(&entry.path());
         }
     }
 }
 
-/// Whether the process that made a temporary file or folder has ended. False if the file cannot be opened or locked.
-pub fn is_abandoned(path: &Path) -> bool {
-    if ours().iter().any(|ours| ours == path) {
-        return false;
+/// Removes a temporary file or folder if the process that made it has ended.
+pub fn remove_abandoned(path: &Path) {
+    if !is_ours(path) {
+        remove_unlocked(path);
     }
+}
+
+fn remove_unlocked(path: &Path) {
+    if let Some(_held) = unlocked(path) {
+        remove(path);
+    }
+}
+
+/// The lock of a temporary file or folder whose process has ended; `None` if that process lives, or if the file cannot be
+/// opened or locked. Hold it as long as the answer matters: a process that has just created the file locks it next.
+pub fn abandoned(path: &Path) -> Option<File> {
+    if is_ours(path) { None } else { unlocked(path) }
+}
+
+fn is_ours(path: &Path) -> bool {
+    ours().iter().any(|ours| ours == path)
+}
+
+/// The lock of a file that nobody has locked.
+fn unlocked(path: &Path) -> Option<File> {
     // What cannot be read or locked stays: it takes room and does no harm.
-    File::open(path).is_ok_and(|file| file.try_lock().is_ok())
+    File::open(path).ok().filter(|file| file.try_lock().is_ok())
 }
 
 #[cfg(test)]
@@ -228,6 +254,39 @@ mod tests {
         assert_eq!(names(), ["rows.jsonl", "rows.tmp-mine.jsonl"]);
         unnamed(&at("rows.jsonl")).unwrap();
         assert_eq!(names(), ["rows.jsonl", "rows.tmp-mine.jsonl"]);
+    }
+
+    #[test]
+    fn writers_who_sweep_a_shared_folder_do_not_take_the_files_of_others() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("rows.jsonl");
+        // As another process, which does not know `OURS`.
+        let sweep_as_others_do =
+            || fs::read_dir(root.path()).unwrap().flatten().for_each(|entry| remove_unlocked(&entry.path()));
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| {
+                        for _ in 0..500 {
+                            let (file, _) = Temporary::file(&RealDisk, &target).unwrap();
+                            assert!(file.path().exists(), "what is locked is nobody's leftover");
+                            let folder = loop {
+                                let path = fresh(&target);
+                                fs::create_dir(&path).unwrap();
+                                if let Some(folder) = TemporaryFolder::new(path) {
+                                    break folder;
+                                }
+                            };
+                            assert!(folder.path.is_dir());
+                            fs::remove_dir(&folder.path).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            while writers.iter().any(|writer| !writer.is_finished()) {
+                sweep_as_others_do();
+            }
+        });
     }
 
     #[test]
