@@ -87,8 +87,19 @@ fn every_family_goes_on_from_its_cache_to_the_bit() {
     }
 }
 
-/// A model for inference has the logits of the same one for training, to the bit.
+/// A model for inference has the logits of the same one for training, to the bit. Numbers with scales apart are summed in another order:
+/// then the logits are near, and do not depend on how a text is split and what is answered with it.
 fn check_inference(family: &str, config: &Config, what: &str) {
+    let quantized = config.model.quantization != Quantization::None;
+    let check = |found: &[f32], wanted: &[f32], at: &str| {
+        if !quantized {
+            assert_eq!(bits(found), bits(wanted), "{family}, {what}: {at}");
+            return;
+        }
+        let largest = wanted.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+        let apart = found.iter().zip(wanted).fold(0.0f32, |apart, (found, wanted)| apart.max((found - wanted).abs()));
+        assert!(found.len() == wanted.len() && apart <= 2e-6 * largest, "{family}, {what}: {at}: {apart} of {largest}");
+    };
     let dir = golden(family).join("model");
     let arch = Arch::from_dir(&dir).unwrap();
     let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
@@ -98,11 +109,10 @@ fn check_inference(family: &str, config: &Config, what: &str) {
     .map(|load| moved(load(&arch, Some(&weights), config).unwrap()));
     for length in [1, 3, 20, 70] {
         let text = text(length, length);
-        assert_eq!(
-            bits(&uncached(&plain, &text)),
-            bits(&uncached(&trained, &text)),
-            "{family}, {what}: {length} tokens"
-        );
+        check(&uncached(&plain, &text), &uncached(&trained, &text), &format!("{length} tokens"));
+    }
+    if quantized {
+        check_cache(&plain);
     }
     // The caches of some texts, which go on together.
     for count in [1, 4, 7, 13] {
@@ -113,16 +123,16 @@ fn check_inference(family: &str, config: &Config, what: &str) {
             for [from, to] in [[0, 7], [7, 8], [8, 9]] {
                 let parts = caches.iter_mut().zip(&texts).map(|(cache, text)| (cache, &text[from..to]));
                 let last = model.extend(&mut parts.collect::<Vec<_>>()).unwrap();
-                logits.extend((0..texts.len()).flat_map(|row| bits(&last.row(row))));
+                logits.extend((0..texts.len()).flat_map(|row| last.row(row).to_vec()));
             }
             logits
         });
-        assert_eq!(found, wanted, "{family}, {what}: {count} texts");
+        check(&found, &wanted, &format!("{count} texts"));
     }
 }
 
 #[test]
-fn a_model_for_inference_has_the_same_logits_to_the_bit() {
+fn a_model_for_inference_has_the_logits_of_the_trained_one() {
     for family in &families() {
         check_inference(family, &recipe(), "float32");
     }

@@ -81,8 +81,8 @@ impl Model {
     }
 
     /// As [`Model::load_on`], for inference alone: on the CPU, matrices are rearranged so that products read them from end to end
-    /// ([`tunesmith_ops::gemm::Interleaved`]). Results are the same to the bit, unless `gen.quantize_head` asks for a quantized head; a
-    /// backward pass is not possible.
+    /// ([`tunesmith_ops::gemm::Interleaved`]). Results are the same to the bit, and within rounding where matrices are
+    /// quantized. `gen.quantize_head` quantizes the head too. A backward pass is not possible.
     ///
     /// # Errors
     /// As [`Model::load_on`].

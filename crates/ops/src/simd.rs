@@ -220,6 +220,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn lookup(table: Self::V, codes: *const u8) -> Self::V;
     /// `table[code]` for the codes of 4 bits in the high halves of 16 bytes, and for those in their low halves.
     unsafe fn lookup_pairs(table: Self::V, bytes: *const u8) -> [Self::V; 2];
+    /// `table[code]` for the codes of 4 bits from bit `4 at` on of 16 words; `at` is below 8.
+    unsafe fn lookup_words(table: Self::V, words: *const u32, at: usize) -> Self::V;
     /// Writes 16 bfloat16 numbers, rounded to the nearest, ties to even; NaN stays NaN.
     unsafe fn store_bf16(to: *mut u16, value: Self::V);
     /// `a * b + c`.
@@ -371,6 +373,12 @@ impl Simd for Portable {
         // SAFETY: `bytes` holds 16 bytes.
         let pairs = unsafe { bytes.cast::<[u8; 16]>().read_unaligned() };
         [lanes!(i => table[usize::from(pairs[i] >> 4)]), lanes!(i => table[usize::from(pairs[i] & 15)])]
+    }
+    #[inline(always)]
+    unsafe fn lookup_words(table: Self::V, words: *const u32, at: usize) -> Self::V {
+        // SAFETY: `words` holds 16 of them.
+        let words = unsafe { words.cast::<[u32; 16]>().read_unaligned() };
+        lanes!(i => table[(words[i] >> (4 * at) & 15) as usize])
     }
     #[inline(always)]
     unsafe fn store_bf16(to: *mut u16, value: Self::V) {

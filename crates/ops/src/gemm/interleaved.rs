@@ -13,7 +13,11 @@ use tunesmith_device::Device;
 
 /// A matrix `[rows, width]` as `[block of 16 rows][column][16 rows]`; missing rows of the last block are zero.
 ///
-/// Numbers of 4 bits lie in pairs of columns, `[block of 16 rows][pair][16 rows]`, the first of a pair in the high half of a byte.
+/// Codes of 4 bits lie in words of eight columns, `[block of 16 rows][eight columns][16 rows]`, the first in the lowest bits.
+///
+/// Where numbers have scales apart, a product multiplies the codes' values, sums them over at most [`FOLD`] columns with one scale, and
+/// multiplies the sum by it. All products do it alike, so that a text's answer depends on nothing but its text. A matrix that is not
+/// interleaved multiplies each number by its scale first, and so differs in the last bits.
 #[derive(Debug)]
 pub struct Interleaved {
     rows: usize,
@@ -33,13 +37,21 @@ pub(super) enum Numbers {
         scales: Vec<f32>,
     },
     Four {
-        codes: Vec<u8>,
+        codes: Vec<u32>,
         table: [f32; LANES],
         /// A scale is of `1 << shift` numbers.
         shift: u32,
         /// `[block of 16 rows][block of a row][16 rows]`.
         scales: Vec<f32>,
     },
+}
+
+/// The most columns whose products are summed before they are multiplied by their scale.
+pub(super) const FOLD: usize = 256;
+
+/// Eight codes of 4 bits, two a byte, the first in the high half, as a word with the first in the lowest bits.
+fn word(codes: [u8; 4]) -> u32 {
+    u32::from_le_bytes(codes.map(|pair| pair.rotate_left(4)))
 }
 
 /// `[rows][width]` as `[block of 16 rows][width][16 rows]`.
@@ -75,12 +87,15 @@ impl Interleaved {
                 scales.resize(scales.len().next_multiple_of(LANES), 0.0);
                 Numbers::Eight { format: eight.format(), codes: interleave(eight.codes(), width), scales }
             }
-            Store::Quantized(Quantized::Four(four)) if width.is_multiple_of(four.block()) => Numbers::Four {
-                codes: interleave(four.codes(), width / 2),
-                table: *four.table(),
-                shift: four.block().trailing_zeros(),
-                scales: interleave(&four.scales().all(), width / four.block()),
-            },
+            Store::Quantized(Quantized::Four(four)) if width.is_multiple_of(four.block()) => {
+                let words: Vec<u32> = four.codes().as_chunks().0.iter().copied().map(word).collect();
+                Numbers::Four {
+                    codes: interleave(&words, width / 8),
+                    table: *four.table(),
+                    shift: four.block().trailing_zeros(),
+                    scales: interleave(&four.scales().all(), width / four.block()),
+                }
+            }
             Store::Quantized(_) | Store::Interleaved(_) => return None,
         };
         Some(Self { rows: matrix.len() / width, width, numbers, follower: Arc::default() })
@@ -113,9 +128,31 @@ impl Interleaved {
         let (from, bytes) = match &self.numbers {
             Numbers::F32(values) => (values.as_ptr().addr(), size_of_val(&**values)),
             Numbers::Bf16(values) => (values.as_ptr().addr(), size_of_val(&**values)),
-            Numbers::Eight { codes, .. } | Numbers::Four { codes, .. } => (codes.as_ptr().addr(), codes.len()),
+            Numbers::Eight { codes, .. } => (codes.as_ptr().addr(), codes.len()),
+            Numbers::Four { codes, .. } => (codes.as_ptr().addr(), size_of_val(&**codes)),
         };
         (from, bytes)
+    }
+
+    /// The columns whose products are summed before they are multiplied by their scale; `None` where numbers have none.
+    pub(super) fn fold(&self) -> Option<usize> {
+        match self.numbers {
+            Numbers::F32(_) | Numbers::Bf16(_) => None,
+            Numbers::Eight { .. } => Some(FOLD),
+            Numbers::Four { shift, .. } => Some(FOLD.min(1 << shift)),
+        }
+    }
+
+    /// What the sums of a row are multiplied by at a column, if there is a [`Self::fold`].
+    pub(super) fn factor(&self, row: usize, column: usize) -> f32 {
+        match &self.numbers {
+            Numbers::F32(_) | Numbers::Bf16(_) => 1.0,
+            Numbers::Eight { format: Format::Fp8, scales, .. } => scales[row],
+            Numbers::Eight { scales, .. } => scales[row] * EIGHTH,
+            Numbers::Four { shift, scales, .. } => {
+                scales[(row / LANES * (self.width >> shift) + (column >> shift)) * LANES + row % LANES]
+            }
+        }
     }
 
     /// The number of a row and a column.
@@ -132,9 +169,8 @@ impl Interleaved {
                 f32::from(codes[place(column, self.width)].cast_signed()) * scales[row] * EIGHTH
             }
             Numbers::Four { codes, table, shift, scales } => {
-                let codes = codes[place(column / 2, self.width / 2)];
-                let code = if column.is_multiple_of(2) { codes >> 4 } else { codes & 15 };
-                table[usize::from(code)] * scales[place(column >> shift, self.width >> shift)]
+                let code = codes[place(column / 8, self.width / 8)] >> (column % 8 * 4) & 15;
+                table[code as usize] * scales[place(column >> shift, self.width >> shift)]
             }
         }
     }

@@ -116,6 +116,17 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn lookup_words(table: Quarters, words: *const u32, at: usize) -> Quarters {
+        // SAFETY: `words` holds 16 of them, at any alignment.
+        unsafe {
+            // Shifted to the right.
+            let shift = vdupq_n_s32(-4 * (at as i32));
+            let halves = |first: usize| vmovn_u32(vshlq_u32(vld1q_u32(words.add(first)), shift));
+            let bytes = |first: usize| vmovn_u16(vcombine_u16(halves(first), halves(first + 4)));
+            chosen(table, vandq_u8(vcombine_u8(bytes(0), bytes(8)), vdupq_n_u8(15)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(to: *mut u16, value: Quarters) {
         for (quarter, lanes) in value.into_iter().enumerate() {
             // SAFETY: `to` has room for 16 numbers of 16 bits, at any alignment.

@@ -152,6 +152,32 @@ unsafe fn pairs_kernel<S: Simd>(table: *const f32, bytes: *const u8, to: *mut f3
 }
 dispatch! { fn lookup_pairs = pairs_kernel(table: *const f32, bytes: *const u8, to: *mut f32); }
 
+/// # Safety
+/// The features of `S`; `table` holds 16 floats, `words` 16 words, `to` has room for 8 times 16 floats.
+#[inline(always)]
+unsafe fn words_kernel<S: Simd>(table: *const f32, words: *const u32, to: *mut f32) {
+    for at in 0..8 {
+        // SAFETY: as the caller says.
+        unsafe { S::store(to.add(16 * at), S::lookup_words(S::load(table), words, at)) };
+    }
+}
+dispatch! { fn lookup_words = words_kernel(table: *const f32, words: *const u32, to: *mut f32); }
+
+#[test]
+fn codes_of_words_are_looked_up_one_after_the_other() {
+    each_level(|level| {
+        let table: [f32; 16] = std::array::from_fn(|code| code as f32 * 1.5 - 4.0);
+        let words = std::array::from_fn::<u32, 16, _>(|at| (at as u32).wrapping_mul(0x9E37_79B9) ^ 0x8C00_0051);
+        let mut got = [0.0f32; 128];
+        // SAFETY: the arrays are as long as the kernel asks.
+        unsafe { lookup_words(table.as_ptr(), words.as_ptr(), got.as_mut_ptr()) };
+        for (index, got) in got.into_iter().enumerate() {
+            let (at, lane) = (index / 16, index % 16);
+            assert!(got == table[(words[lane] >> (4 * at) & 15) as usize], "{level:?} {at} {lane}");
+        }
+    });
+}
+
 #[test]
 fn halves_of_bytes_are_looked_up_apart() {
     each_level(|level| {

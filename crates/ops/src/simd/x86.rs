@@ -122,6 +122,17 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn lookup_words(table: Pair, words: *const u32, at: usize) -> Pair {
+        // SAFETY: the caller has AVX2, and `words` holds 16 of them: 8 at each place.
+        unsafe {
+            let half = |first: usize| {
+                let words = _mm256_loadu_si256(words.add(first).cast());
+                chosen(table, _mm256_srlv_epi32(words, _mm256_set1_epi32(4 * at as i32)))
+            };
+            Pair(half(0), half(8))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(to: *mut u16, value: Pair) {
         /// One half: eight lanes.
         ///
@@ -347,6 +358,15 @@ impl Simd for Avx512 {
             let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.cast()));
             // A permutation sees four bits of an index.
             [_mm512_permutexvar_ps(_mm512_srli_epi32::<4>(wide), table), _mm512_permutexvar_ps(wide, table)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup_words(table: __m512, words: *const u32, at: usize) -> __m512 {
+        // SAFETY: the caller has AVX-512F, and `words` holds the 64 bytes that are read, at any alignment.
+        unsafe {
+            let words = _mm512_loadu_si512(words.cast());
+            // A permutation sees four bits of an index.
+            _mm512_permutexvar_ps(_mm512_srlv_epi32(words, _mm512_set1_epi32(4 * at as i32)), table)
         }
     }
     #[inline(always)]

@@ -13,11 +13,23 @@ const WIDENED: usize = 64;
 
 /// What takes columns one after the other.
 pub(super) trait Sink<V: Copy>: Sized {
+    /// Whether it sums: columns with scales apart are then summed on their own, by [`Sink::fresh`] and [`Sink::fold`].
+    const SUMS: bool;
     /// Column `k`.
     ///
     /// # Safety
     /// As whoever makes the sink says.
     unsafe fn take(&mut self, k: usize, column: V);
+    /// One that has summed nothing yet.
+    ///
+    /// # Safety
+    /// As whoever makes the sink says.
+    unsafe fn fresh(&self) -> Self;
+    /// Adds what `sums` has summed, multiplied by the rows' scales.
+    ///
+    /// # Safety
+    /// As whoever makes the sink says.
+    unsafe fn fold(&mut self, sums: Self, factor: V);
 }
 
 /// Sums of products with `TOKENS` tokens, one vector of rows each.
@@ -29,6 +41,7 @@ pub(super) struct Sums<S: Simd, const TOKENS: usize, const APART: usize> {
 }
 
 impl<S: Simd, const TOKENS: usize, const APART: usize> Sink<S::V> for Sums<S, TOKENS, APART> {
+    const SUMS: bool = true;
     #[inline(always)]
     unsafe fn take(&mut self, k: usize, column: S::V) {
         // SAFETY: whoever made this has the features of `S`, and TOKENS numbers of each column that is taken.
@@ -39,6 +52,18 @@ impl<S: Simd, const TOKENS: usize, const APART: usize> Sink<S::V> for Sums<S, TO
             }
         }
     }
+    #[inline(always)]
+    unsafe fn fresh(&self) -> Self {
+        // SAFETY: whoever made this has the features of `S`.
+        Self { sums: [unsafe { S::splat(0.0) }; TOKENS], ..*self }
+    }
+    #[inline(always)]
+    unsafe fn fold(&mut self, sums: Self, factor: S::V) {
+        for (total, sum) in self.sums.iter_mut().zip(sums.sums) {
+            // SAFETY: whoever made this has the features of `S`.
+            *total = unsafe { S::fma(sum, factor, *total) };
+        }
+    }
 }
 
 /// Vectors end to end.
@@ -46,12 +71,19 @@ impl<S: Simd, const TOKENS: usize, const APART: usize> Sink<S::V> for Sums<S, TO
 pub(super) struct Kept(pub(super) *mut f32);
 
 impl<V: Copy> Sink<V> for Kept {
+    const SUMS: bool = false;
     #[inline(always)]
     unsafe fn take(&mut self, k: usize, column: V) {
         const { assert!(size_of::<V>() == 4 * LANES) };
         // SAFETY: whoever made this has room for each column that is taken; a vector is 16 floats.
         unsafe { self.0.add(k * LANES).cast::<V>().write_unaligned(column) };
     }
+    #[inline(always)]
+    unsafe fn fresh(&self) -> Self {
+        *self
+    }
+    #[inline(always)]
+    unsafe fn fold(&mut self, _: Self, _: V) {}
 }
 
 /// What is fetched while other numbers are multiplied: stretches of memory that lie `step` bytes apart, each as long as eight columns

@@ -20,6 +20,17 @@ fn fetch<const BYTES: usize>(at: *const u8) {
     }
 }
 
+/// Columns of sixteen rows, as the values of their codes where they have scales apart.
+pub(super) trait Columns<S: Simd>: Source<S> {
+    /// Whether there are such scales.
+    const SCALED: bool;
+    /// The scales at column `k`.
+    ///
+    /// # Safety
+    /// The features of `S`; the rows have this column.
+    unsafe fn factor(&self, k: usize) -> S::V;
+}
+
 /// Sixteen rows in f32 or bfloat16.
 #[derive(Clone, Copy)]
 pub(super) struct Plain<T>(*const T);
@@ -50,6 +61,15 @@ impl<S: Simd, T: Number> Source<S> for Plain<T> {
     }
 }
 
+impl<S: Simd, T: Number> Columns<S> for Plain<T> {
+    const SCALED: bool = false;
+    #[inline(always)]
+    unsafe fn factor(&self, _: usize) -> S::V {
+        // SAFETY: as the caller says.
+        unsafe { S::splat(1.0) }
+    }
+}
+
 /// Sixteen rows in int8 or FP8.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes<V, const FP8: bool> {
@@ -74,12 +94,16 @@ impl<S: Simd, const FP8: bool> Source<S> for Bytes<S::V, FP8> {
         // SAFETY: a column has sixteen codes.
         unsafe {
             let codes = turned.add(at * LANES);
-            if FP8 {
-                S::mul(S::load_e4m3(codes), self.factor)
-            } else {
-                S::mul(S::mul(S::load_i8(codes), self.factor), S::splat(EIGHTH))
-            }
+            if FP8 { S::load_e4m3(codes) } else { S::load_i8(codes) }
         }
+    }
+}
+
+impl<S: Simd, const FP8: bool> Columns<S> for Bytes<S::V, FP8> {
+    const SCALED: bool = true;
+    #[inline(always)]
+    unsafe fn factor(&self, _: usize) -> S::V {
+        self.factor
     }
 }
 
@@ -97,8 +121,9 @@ unsafe fn bytes<S: Simd, const FP8: bool, const GROUPS: usize>(
     unsafe {
         let mut all = [Bytes { codes, factor: S::splat(0.0) }; GROUPS];
         for (group, bytes) in all.iter_mut().enumerate() {
+            let scales = S::load(scales.add(group * LANES));
             bytes.codes = codes.add(group * width * LANES);
-            bytes.factor = S::load(scales.add(group * LANES));
+            bytes.factor = if FP8 { scales } else { S::mul(scales, S::splat(EIGHTH)) };
         }
         all
     }
@@ -107,43 +132,39 @@ unsafe fn bytes<S: Simd, const FP8: bool, const GROUPS: usize>(
 /// Sixteen rows of 4 bits a number.
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles<V> {
-    codes: *const u8,
+    codes: *const u32,
     scales: *const f32,
     shift: u32,
     table: V,
 }
 
-/// Eight columns, whose numbers of a row have one scale.
-#[derive(Clone, Copy)]
-pub(super) struct Eight<V> {
-    codes: *const u8,
-    factor: V,
-}
-
 impl<S: Simd> Source<S> for Nibbles<S::V> {
     const COLUMNS: usize = COLUMNS;
-    type Turned = Eight<S::V>;
+    type Turned = *const u32;
     #[inline(always)]
-    unsafe fn turn(&mut self, k: usize, _: &mut Ahead, to: &mut Self::Turned) {
-        to.codes = self.codes.wrapping_add(k / 2 * LANES);
-        fetch::<{ COLUMNS * LANES / 2 }>(to.codes);
+    unsafe fn turn(&mut self, k: usize, _: &mut Ahead, to: &mut *const u32) {
+        *to = self.codes.wrapping_add(k / COLUMNS * LANES);
+        fetch::<{ COLUMNS * LANES / 2 }>(to.cast());
+    }
+    #[inline(always)]
+    unsafe fn room() -> *const u32 {
+        std::ptr::null()
+    }
+    #[inline(always)]
+    unsafe fn column(&self, turned: &*const u32, at: usize) -> S::V {
+        // SAFETY: eight columns have sixteen words.
+        unsafe { S::lookup_words(self.table, *turned, at) }
+    }
+}
+
+impl<S: Simd> Columns<S> for Nibbles<S::V> {
+    const SCALED: bool = true;
+    #[inline(always)]
+    unsafe fn factor(&self, k: usize) -> S::V {
         let scales = self.scales.wrapping_add((k >> self.shift) * LANES);
         prefetch_far(scales.wrapping_add(SCALES_AHEAD * LANES));
-        // SAFETY: each block of a row has a scale. `k` is a multiple of 8, and blocks have at least 16 numbers.
-        to.factor = unsafe { S::load(scales) };
-    }
-    #[inline(always)]
-    unsafe fn room() -> Self::Turned {
-        // SAFETY: as the caller says.
-        Eight { codes: std::ptr::null(), factor: unsafe { S::splat(0.0) } }
-    }
-    #[inline(always)]
-    unsafe fn column(&self, turned: &Self::Turned, at: usize) -> S::V {
-        // SAFETY: a pair of columns has sixteen bytes.
-        unsafe {
-            let [high, low] = S::lookup_pairs(self.table, turned.codes.add(at / 2 * LANES));
-            S::mul(if at.is_multiple_of(2) { high } else { low }, turned.factor)
-        }
+        // SAFETY: each block of a row has a scale.
+        unsafe { S::load(scales) }
     }
 }
 
@@ -151,7 +172,7 @@ impl<S: Simd> Source<S> for Nibbles<S::V> {
 pub(super) trait Reader<S: Simd, const GROUPS: usize> {
     /// # Safety
     /// The features of `S`; the sources have the columns that the reader takes.
-    unsafe fn read<R: Source<S>>(self, sources: [R; GROUPS]);
+    unsafe fn read<R: Columns<S>>(self, sources: [R; GROUPS]);
 }
 
 /// Hands the columns of `GROUPS` blocks from `block` on to `reader`, as what they are stored as.
@@ -186,7 +207,7 @@ pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
                 let mut all =
                     [Nibbles { codes: codes.as_ptr(), scales: scales.as_ptr(), shift: *shift, table }; GROUPS];
                 for (group, nibbles) in all.iter_mut().enumerate() {
-                    nibbles.codes = codes.as_ptr().add(first(group) / 2);
+                    nibbles.codes = codes.as_ptr().add(first(group) / 8);
                     nibbles.scales = scales.as_ptr().add(first(group) >> shift);
                 }
                 reader.read(all);
@@ -195,7 +216,7 @@ pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
     }
 }
 
-/// Writes columns end to end, 16 floats each.
+/// Writes columns end to end, 16 floats each, without their scales.
 struct Widen {
     /// The first column, and how many.
     columns: [usize; 2],
@@ -204,7 +225,7 @@ struct Widen {
 
 impl<S: Simd> Reader<S, 1> for Widen {
     #[inline(always)]
-    unsafe fn read<R: Source<S>>(self, [mut source]: [R; 1]) {
+    unsafe fn read<R: Columns<S>>(self, [mut source]: [R; 1]) {
         let Self { columns: [first, count], to } = self;
         // SAFETY: the source has these columns, and `to` has room for them. What is fetched ahead may lie beyond the matrix: fetching
         // reads nothing.
@@ -224,7 +245,7 @@ impl<S: Simd> Reader<S, 1> for Widen {
     }
 }
 
-/// Writes columns of a block of sixteen rows end to end in float32, `count` from `first` on.
+/// Writes columns of a block of sixteen rows end to end in float32, `count` from `first` on, without their scales.
 ///
 /// # Safety
 /// The features of `S`; the matrix has the block and these columns; `to` has room for 16 floats of each.

@@ -4,6 +4,7 @@ use super::product::{Job, Operands, Order, RawTerm, Stage, TILE_ROWS, matmul_til
 use super::strip::Strip;
 use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
 use crate::activation::LANES;
+use crate::gemm::interleaved::{FOLD, Interleaved};
 use crate::simd::{Simd, TileLanes, dispatch};
 use smallvec::SmallVec;
 
@@ -15,7 +16,7 @@ const PACK_DEPTH: usize = 4096;
 
 /// The most columns of an interleaved block that are widened at once.
 const WIDE: usize = 256;
-const _: () = assert!(WIDE * LANES <= DEPTH * TILE_ROWS, "a tile's memory has room for them");
+const _: () = assert!(WIDE * LANES <= DEPTH * TILE_ROWS && FOLD <= WIDE, "a tile's memory has room for them");
 
 /// # Safety
 /// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`] where they are packed in a strip, and the panels `p0..p1` are
@@ -86,6 +87,17 @@ impl Block<'_, '_> {
         }
     }
 
+    /// What the sums of the rows `m..m + rows` are multiplied by, where numbers have scales apart.
+    #[inline(always)]
+    fn factors(&self, [m, rows]: [usize; 2]) -> Option<[f32; TILE_ROWS]> {
+        let matrix = self.term.interleaved.filter(|matrix| matrix.fold().is_some())?;
+        let mut factors = [0.0; TILE_ROWS];
+        for (row, factor) in (m..m + rows).zip(&mut factors) {
+            *factor = matrix.factor(row, self.columns[0]);
+        }
+        Some(factors)
+    }
+
     /// Multiplies a tile of the rows `m..m + rows` with the panels `p..p + panels`.
     ///
     /// # Safety
@@ -93,7 +105,7 @@ impl Block<'_, '_> {
     #[inline(always)]
     unsafe fn multiply<S: Simd>(&self, tile: Operands, [m, rows]: [usize; 2], [p, panels]: [usize; 2]) {
         let x = self.term.whole.x.wrapping_add(p * tile.stride + self.columns[0] * LANES);
-        let tile = Operands { x, ..tile };
+        let (tile, factors) = (Operands { x, ..tile }, self.factors([m, rows]));
         let mut second = self.second;
         if let Some(second) = &mut second {
             second.matrix = second.matrix.wrapping_add(m * second.row);
@@ -101,7 +113,13 @@ impl Block<'_, '_> {
         }
         // SAFETY: `gemm::matmul_grouped` has asserted that matrices reach all rows and columns, and that activations have the panels
         // of `out`.
-        unsafe { with_tile!(rows, panels, matmul_tile::<S>(self.job, self.begins, &tile, second.as_ref(), m, p)) };
+        unsafe {
+            with_tile!(
+                rows,
+                panels,
+                matmul_tile::<S>(self.job, self.begins, &tile, factors.as_ref(), second.as_ref(), m, p)
+            );
+        }
     }
 }
 
@@ -118,8 +136,11 @@ unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [
         8.. => (WIDE, 8),
         _ => (WIDE, 4),
     };
-    let blocks = first.depth.div_ceil(most_depth).max(1);
-    let depth = first.depth.div_ceil(blocks);
+    // Columns with scales apart are summed on their own.
+    let depth = term.interleaved.and_then(Interleaved::fold).unwrap_or_else(|| {
+        let blocks = first.depth.div_ceil(most_depth).max(1);
+        first.depth.div_ceil(blocks)
+    });
     let strips = by_panel || term.quantized.is_some() && term.is_transposed();
     let mut strip = Strip::new();
     #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]

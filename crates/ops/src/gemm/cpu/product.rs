@@ -96,7 +96,8 @@ pub(super) struct Job<'a> {
 unsafe impl Sync for Job<'_> {}
 
 /// One tile of `out` at row `m` and panel `p`: the products of `first`, then those of `second`, added to what the result
-/// starts with if `begins`, or else to what `out` holds.
+/// starts with if `begins`, or else to what `out` holds. With `factors`, one a row, the products of `first` are summed on their own and
+/// multiplied by them.
 ///
 /// # Safety
 /// The features of `S`; the rows `m..m + ROWS` and the panels `p..p + PANELS` are some of `out`, and no other task has
@@ -106,6 +107,7 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
     job: &Job<'_>,
     begins: bool,
     first: &Operands,
+    factors: Option<&[f32; TILE_ROWS]>,
     second: Option<&Operands>,
     m: usize,
     p: usize,
@@ -122,7 +124,9 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
         } else {
             job.addend.add(p * job.stride + m * LANES)
         };
-        if !base.is_null() {
+        if factors.is_some() {
+            // They are added later.
+        } else if !base.is_null() {
             for (row, sums) in acc.iter_mut().enumerate() {
                 for (panel, sum) in sums.iter_mut().enumerate() {
                     *sum = S::read(base.add(panel * job.stride + row * LANES));
@@ -139,6 +143,20 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
             tile::<S, ROWS, PANELS>(depth, matrix, 1, ROWS, x, stride, &mut acc);
         } else {
             tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
+        }
+        if let Some(factors) = factors {
+            for (row, (sums, &factor)) in acc.iter_mut().zip(factors).enumerate() {
+                for (panel, sum) in sums.iter_mut().enumerate() {
+                    let start = if !base.is_null() {
+                        S::read(base.add(panel * job.stride + row * LANES))
+                    } else if job.bias.is_null() {
+                        S::broadcast(0.0)
+                    } else {
+                        S::broadcast(*job.bias.add(m + row))
+                    };
+                    *sum = S::add_product(*sum, S::broadcast(factor), start);
+                }
+            }
         }
         if let Some(&Operands { matrix, row, col, x, stride, depth }) = second {
             tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);

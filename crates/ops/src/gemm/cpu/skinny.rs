@@ -2,9 +2,10 @@
 //!
 //! [`matmul`](super::matmul) has tokens in the lanes, and with few of them most lanes would be empty. Here sixteen rows of the matrix fill
 //! the lanes ([`columns`](super::columns)), and a number of a token is broadcast. Each sum has the same multiply-adds in the same order, so
-//! it has the same bits: a text's answer does not depend on how many others are answered with it.
+//! it has the same bits: a text's answer does not depend on how many others are answered with it. Where an interleaved matrix has scales
+//! apart, both sum a few columns before they multiply by one ([`Interleaved`](crate::gemm::Interleaved)).
 use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
-use super::interleaved::{self, Reader};
+use super::interleaved::{self, Columns, Reader};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::{Eight, Format, Quantized};
@@ -220,15 +221,16 @@ impl Block<'_> {
         if const { GROUPS > FEW } {
             // Without code for the matrices of which no product has so many.
             let Store::Interleaved(matrix) = matrix.data else { unreachable!("not an interleaved matrix") };
+            let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), sinks };
             // SAFETY: as the caller says.
-            return unsafe { interleaved::read::<S, _, GROUPS>(matrix, first / LANES, Feed { columns, sinks }) };
+            return unsafe { interleaved::read::<S, _, GROUPS>(matrix, first / LANES, reader) };
         }
         let mut done = columns[0];
         // SAFETY: sixteen rows are there for each sink where whole steps are taken. For the rest the caller answers.
         unsafe {
             match matrix.data {
                 Store::Interleaved(matrix) => {
-                    let reader = Feed { columns, sinks };
+                    let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), sinks };
                     return interleaved::read::<S, _, GROUPS>(matrix, first / LANES, reader);
                 }
                 _ if count < GROUPS * LANES => {}
@@ -281,39 +283,56 @@ impl Block<'_> {
 struct Feed<'s, K, const GROUPS: usize> {
     /// The first, and the one after the last.
     columns: [usize; 2],
+    /// [`Interleaved::fold`], if there is one.
+    fold: usize,
     sinks: &'s mut [K; GROUPS],
 }
 
 impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for Feed<'_, K, GROUPS> {
     #[inline(always)]
-    unsafe fn read<R: Source<S>>(self, mut sources: [R; GROUPS]) {
-        let Self { columns: [mut k, end], sinks } = self;
+    unsafe fn read<R: Columns<S>>(self, mut sources: [R; GROUPS]) {
+        let Self { columns: [mut k, end], fold, sinks } = self;
+        let folds = const { R::SCALED && K::SUMS };
         // SAFETY: as the caller says. Whoever makes this has sinks that may take the columns.
         unsafe {
             let (mut turned, mut ahead) = ([R::room(); GROUPS], Ahead { next: std::ptr::null(), step: 0 });
-            // Values of their own: what is behind a reference is written to memory after each column.
-            let mut own = *sinks;
             while k < end {
-                let count = R::COLUMNS.min(end - k);
-                for (source, to) in sources.iter_mut().zip(&mut turned) {
-                    source.turn(k, &mut ahead, to);
+                let (first, stop) = (k, if folds { end.min((k / fold + 1) * fold) } else { end });
+                // Values of their own: what is behind a reference is written to memory after each column.
+                let mut own = *sinks;
+                if folds {
+                    for sink in &mut own {
+                        *sink = sink.fresh();
+                    }
                 }
-                if count == R::COLUMNS {
-                    for at in 0..R::COLUMNS {
-                        for (group, sink) in own.iter_mut().enumerate() {
-                            sink.take(k + at, sources[group].column(&turned[group], at));
+                while k < stop {
+                    let count = R::COLUMNS.min(stop - k);
+                    for (source, to) in sources.iter_mut().zip(&mut turned) {
+                        source.turn(k, &mut ahead, to);
+                    }
+                    if count == R::COLUMNS {
+                        for at in 0..R::COLUMNS {
+                            for (group, sink) in own.iter_mut().enumerate() {
+                                sink.take(k + at, sources[group].column(&turned[group], at));
+                            }
                         }
+                    } else {
+                        for at in 0..count {
+                            for (group, sink) in own.iter_mut().enumerate() {
+                                sink.take(k + at, sources[group].column(&turned[group], at));
+                            }
+                        }
+                    }
+                    k += count;
+                }
+                if folds {
+                    for ((sink, sums), source) in sinks.iter_mut().zip(own).zip(&sources) {
+                        sink.fold(sums, source.factor(first));
                     }
                 } else {
-                    for at in 0..count {
-                        for (group, sink) in own.iter_mut().enumerate() {
-                            sink.take(k + at, sources[group].column(&turned[group], at));
-                        }
-                    }
+                    *sinks = own;
                 }
-                k += count;
             }
-            *sinks = own;
         }
     }
 }
@@ -431,16 +450,24 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
             *sum = first_sums(job, [m, count], token);
         }
         let mut columns = Lines([0.0f32; LANES * CHUNK]);
+        // Of columns with a scale apart, until they are multiplied by it.
+        let mut apart = Lines([[0.0f32; LANES]; MOST]);
         for Part { matrix, depth, x } in &job.parts {
-            for k in (0..*depth).step_by(CHUNK) {
-                let end = (k + CHUNK).min(*depth);
+            let scaled = match matrix.data {
+                Store::Interleaved(matrix) => matrix.fold().map(|fold| (matrix, fold)),
+                _ => None,
+            };
+            let chunk = scaled.map_or(CHUNK, |(_, fold)| CHUNK.min(fold));
+            for k in (0..*depth).step_by(chunk) {
+                let end = (k + chunk).min(*depth);
                 // The sink counts columns from the row's beginning.
                 let mut sinks = [Kept(columns.0.as_mut_ptr().wrapping_sub(k * LANES))];
                 Block { matrix, depth: *depth, rows: [m, count], columns: [k, end] }.feed::<S, _, 1>(&mut sinks);
                 let columns = &columns.0[..(end - k) * LANES];
                 let mut token = 0;
                 while token < job.tokens {
-                    let (from, sums) = (x.first().add(k * LANES + token), &mut sums.0[token..]);
+                    let sums = if scaled.is_some() { &mut apart.0[token..] } else { &mut sums.0[token..] };
+                    let from = x.first().add(k * LANES + token);
                     // As many sums as there are registers for.
                     if S::ROWS >= 12 {
                         add_columns::<S, 8>(columns, from, sums);
@@ -449,6 +476,14 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
                         add_columns::<S, 4>(columns, from, sums);
                         token += 4;
                     }
+                }
+                if let Some((matrix, _)) = scaled.filter(|(_, fold)| end == *depth || end.is_multiple_of(*fold)) {
+                    let factors: [f32; LANES] = std::array::from_fn(|row| matrix.factor(m + row, k));
+                    for (total, sum) in sums.0.iter_mut().zip(&mut apart.0).take(job.tokens) {
+                        let folded = S::fma(S::load(sum.as_ptr()), S::load(factors.as_ptr()), S::load(total.as_ptr()));
+                        S::store(total.as_mut_ptr(), folded);
+                    }
+                    apart.0 = [[0.0; LANES]; MOST];
                 }
             }
         }
