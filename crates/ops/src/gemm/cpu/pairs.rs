@@ -393,7 +393,7 @@ unsafe fn stage_block<P: PairLanes>(
                     // SAFETY: `m + rows <= m1` and `p + panels <= p1`. The operands are the tile of these rows, just
                     // packed, and these panels, just rounded.
                     unsafe {
-                        with_tile!(rows, panels, matmul_tile::<P>(job, begins, &first, None, second.as_ref(), m, p))
+                        with_tile!(rows, panels, matmul_tile::<P>(job, begins, &first, None, second.as_ref(), m, p));
                     };
                     p += panels;
                 }
