@@ -123,7 +123,7 @@ fn check_inference(family: &str, config: &Config, what: &str) {
             for [from, to] in [[0, 7], [7, 8], [8, 9]] {
                 let parts = caches.iter_mut().zip(&texts).map(|(cache, text)| (cache, &text[from..to]));
                 let last = model.extend(&mut parts.collect::<Vec<_>>()).unwrap();
-                logits.extend((0..texts.len()).flat_map(|row| last.row(row).to_vec()));
+                logits.extend((0..texts.len()).flat_map(|row| last.row(row)));
             }
             logits
         });
