@@ -15,7 +15,7 @@ use tunesmith_device::Device;
 ///
 /// Codes of 4 bits lie in words of eight columns, `[block of 16 rows][eight columns][16 rows]`, the first in the lowest bits.
 ///
-/// Where numbers have scales apart, a product multiplies the codes' values, sums them over at most [`FOLD`] columns with one scale, and
+/// Where numbers have scales apart, a product multiplies the codes' values, sums them over at most 256 columns with one scale, and
 /// multiplies the sum by it. All products do it alike, so that a text's answer depends on nothing but its text. A matrix that is not
 /// interleaved multiplies each number by its scale first, and so differs in the last bits.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) enum Numbers {
     },
 }
 
-/// The most columns whose products are summed before they are multiplied by their scale.
+/// The most columns whose products are summed before they are multiplied by their scale, as [`Interleaved`] says.
 pub(super) const FOLD: usize = 256;
 
 /// Eight codes of 4 bits, two a byte, the first in the high half, as a word with the first in the lowest bits.
