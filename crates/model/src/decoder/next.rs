@@ -23,10 +23,10 @@ use tunesmith_config::arch::Rope;
 use tunesmith_data::batch::{Batch, ImageRows};
 use tunesmith_device::{Device, memory};
 use tunesmith_ops::activation::{Activation, Pool, Unrounded};
-use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
 use tunesmith_ops::causal_conv1d::Conv;
 use tunesmith_ops::gated_delta_rule;
+use tunesmith_ops::loss::linear;
 use tunesmith_ops::mamba2;
 use tunesmith_ops::par;
 
@@ -136,30 +136,25 @@ pub struct Drafted<'a> {
 #[derive(Debug)]
 pub struct Logits {
     /// Parts of `[texts, vocabulary]`, each with some of the texts.
-    parts: Vec<Activation>,
+    parts: Vec<linear::Logits>,
 }
 
 impl Logits {
-    fn place(&self, text: usize) -> (&Activation, usize) {
+    /// The logits of one text, `[vocabulary]`.
+    pub fn row(&self, text: usize) -> Vec<f32> {
         let mut row = text;
         for part in &self.parts {
-            if row < part.tokens() {
-                return (part, row);
+            if row < part.rows() {
+                return part.row(row);
             }
-            row -= part.tokens();
+            row -= part.rows();
         }
         panic!("text {text} is not among the logits");
     }
 
-    /// The logits of one text, `[vocabulary]`.
-    pub fn row(&self, text: usize) -> Vec<f32> {
-        let (part, row) = self.place(text);
-        part.row(row)
-    }
-
     /// Each text's most probable token, the first of several; `None` if its logits are not finite.
     pub fn best(&self) -> Vec<Option<u32>> {
-        self.parts.iter().flat_map(argmax).collect()
+        self.parts.iter().flat_map(linear::Logits::best).collect()
     }
 }
 

@@ -1,5 +1,5 @@
 //! An interleaved matrix has the numbers of the one that it was made of, and products of one order of sums, to the bit.
-use super::{Init, Interleaved, Matrix, Store, Term, matmul};
+use super::{Init, Interleaved, Matrix, Store, Term, matmul, matmul_transposed};
 use crate::activation::{Activation, Number, Pool};
 use crate::quant::{EIGHTH, Eight, Format, Quantized, encode};
 use crate::simd::Level;
@@ -129,6 +129,33 @@ fn products_with_an_interleaved_matrix_have_one_order_of_sums() {
                         };
                         assert!(got == expected, "{level:?} {name} {tokens} tokens, {rows} x {width}, case {case}");
                     }
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn a_transposed_product_has_the_same_sums() {
+    each_level(|level| {
+        for (rows, width) in [(1, 1), (7, 33), (16, 64), (53, 601), (210, 320)] {
+            for tokens in [1, 2, 3, 4, 5, 8, 9, 16, 17] {
+                let pool = Pool::new();
+                let x = Activation::from_rows(&pool, &numbers(1, tokens * width), width);
+                let check = |name: &str, store: Store<'_>| {
+                    let term = Term { matrix: Matrix::rows(store, width), x: &x };
+                    let mut expected = pool.act(tokens, rows);
+                    matmul(&mut expected, Init::Zero, &[term]);
+                    let got = matmul_transposed(&pool, rows, term);
+                    assert_eq!(got.is_none(), tokens > 16);
+                    let Some(got) = got else { return };
+                    let (got, expected) = (got.to_rows(), expected.to_rows());
+                    let same = (0..rows * tokens).all(|at| got[at] == expected[at % tokens * rows + at / tokens]);
+                    assert!(same, "{level:?} {name} {tokens} tokens, {rows} x {width}");
+                };
+                each_form(rows, width, |name, store| {
+                    check(name, store);
+                    check(name, Store::Interleaved(&Interleaved::new(store, width).expect(name)));
                 });
             }
         }

@@ -22,8 +22,9 @@ mod tests;
 pub use interleaved::Interleaved;
 pub use operands::{Init, Matrix, Product, Store, Target, Term};
 
-use crate::activation::{Activation, LANES};
+use crate::activation::{Activation, LANES, Pool};
 use operands::holds;
+use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
@@ -50,15 +51,8 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
         assert_eq!(out.device(), device, "all products are on one device");
         assert!(!terms.is_empty(), "a product has a term");
         for term in *terms {
-            let depth = term.x.features();
             assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
-            assert!(rows > 0 && depth > 0, "no empty product");
-            let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
-            assert!(fits, "the matrix holds [{rows}, {depth}]");
-            if let Store::Interleaved(matrix) = term.matrix.data {
-                let by_rows = [term.matrix.row, term.matrix.col] == [matrix.width(), 1];
-                assert!(by_rows, "an interleaved matrix is read by rows");
-            }
+            check(term, rows);
         }
         match init {
             Init::Zero | Init::Out => {}
@@ -72,6 +66,34 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
         Device::Cpu => cpu::matmul_grouped(products),
         Device::Cuda(_) => cuda::matmul_grouped(products),
         Device::Meta => {}
+    }
+}
+
+/// A product `sum_k matrix[m, k] x[t, k]` of few tokens as `[rows, tokens]`, which has the sums of [`matmul`] to the bit. On the CPU, where
+/// tokens are lanes, that takes a number's bytes for each sum instead of a vector's. `None` where there is no such product: on other
+/// devices, with more than sixteen tokens, or of another layout of the matrix. `pool` is that of the result.
+///
+/// # Panics
+/// If the matrix does not hold `[rows, x's features]`.
+pub(crate) fn matmul_transposed(pool: &Arc<Pool>, rows: usize, term: Term<'_>) -> Option<Activation> {
+    if pool.device() != Device::Cpu || !cpu::has_transposed(pool.in_pairs(), &term) {
+        return None;
+    }
+    check(&term, rows);
+    let mut out = pool.blank(rows, term.x.tokens());
+    cpu::matmul_transposed(&mut out, term);
+    Some(out)
+}
+
+/// Asserts that a term has so many rows.
+fn check(term: &Term<'_>, rows: usize) {
+    let depth = term.x.features();
+    assert!(rows > 0 && depth > 0, "no empty product");
+    let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
+    assert!(fits, "the matrix holds [{rows}, {depth}]");
+    if let Store::Interleaved(matrix) = term.matrix.data {
+        let by_rows = [term.matrix.row, term.matrix.col] == [matrix.width(), 1];
+        assert!(by_rows, "an interleaved matrix is read by rows");
     }
 }
 

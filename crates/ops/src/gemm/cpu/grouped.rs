@@ -2,8 +2,9 @@
 //! sums that it has alone.
 use super::product::{Job as Tiles, Order};
 use super::{matmul, pairs, skinny};
+use crate::activation::Activation;
 use crate::gemm::interleaved::Interleaved;
-use crate::gemm::{Product, Store};
+use crate::gemm::{Product, Store, Term};
 use crate::par;
 use crate::upcoming::Upcoming;
 use smallvec::SmallVec;
@@ -15,8 +16,8 @@ enum Job<'a> {
 }
 
 /// What the product after this one will probably read, of a model for inference.
-fn upcoming(products: &[Product<'_>]) -> Option<Upcoming> {
-    let matrices = products.iter().flat_map(|product| product.terms).filter_map(|term| match term.matrix.data {
+fn upcoming<'a>(terms: impl Iterator<Item = &'a Term<'a>> + Clone) -> Option<Upcoming> {
+    let matrices = terms.filter_map(|term| match term.matrix.data {
         Store::Interleaved(matrix) => Some(matrix),
         _ => None,
     });
@@ -26,13 +27,13 @@ fn upcoming(products: &[Product<'_>]) -> Option<Upcoming> {
 
 /// Its operands have passed the checks of `gemm::matmul_grouped`.
 pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
-    let upcoming = upcoming(products);
+    let upcoming = upcoming(products.iter().flat_map(|product| product.terms));
     let (mut tasks, mut copies) = (0, skinny::Copies::default());
     // Each with the number of tasks up to its end.
     let jobs: SmallVec<[(Job<'_>, usize); 4]> = products
         .iter_mut()
         .map(|Product { out, init, terms }| {
-            let (job, own) = if skinny::fits(out, terms) {
+            let (job, own) = if skinny::fits(out.pool().in_pairs(), terms) {
                 let job = skinny::Job::new(out, *init, terms, &mut copies);
                 let own = job.tasks();
                 (Job::Skinny(job), own)
@@ -64,4 +65,18 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
             }
         }
     });
+}
+
+/// Whether [`matmul_transposed`] has this product.
+pub(in crate::gemm) fn has_transposed(in_pairs: bool, term: &Term<'_>) -> bool {
+    skinny::fits(in_pairs, std::slice::from_ref(term))
+}
+
+/// A product that [`has_transposed`], into `out [rows, tokens]`. Its operands have passed the checks of `gemm::matmul_transposed`.
+pub(in crate::gemm) fn matmul_transposed(out: &mut Activation, term: Term<'_>) {
+    let upcoming = upcoming(std::iter::once(&term));
+    let job = skinny::Job::transposed(out, term);
+    // SAFETY: each task below the number of tasks is run once. The operands have been checked, and `out` is borrowed for writing until all
+    // tasks are done.
+    par::run_ahead(job.tasks(), upcoming, |task| unsafe { job.run(task) });
 }

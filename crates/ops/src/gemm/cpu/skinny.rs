@@ -94,6 +94,8 @@ struct Part<'a> {
 pub(super) struct Job<'a> {
     /// The first lane of the result's first feature.
     out: *mut f32,
+    /// Whether the result is `[rows, tokens]`, with rows in the lanes.
+    transposed: bool,
     tokens: usize,
     init: Init<'a>,
     parts: SmallVec<[Part<'a>; 2]>,
@@ -221,7 +223,7 @@ impl Block<'_> {
         if const { GROUPS > FEW } {
             // Without code for the matrices of which no product has so many.
             let Store::Interleaved(matrix) = matrix.data else { unreachable!("not an interleaved matrix") };
-            let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), sinks };
+            let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), width: matrix.width(), sinks };
             // SAFETY: as the caller says.
             return unsafe { interleaved::read::<S, _, GROUPS>(matrix, first / LANES, reader) };
         }
@@ -230,7 +232,8 @@ impl Block<'_> {
         unsafe {
             match matrix.data {
                 Store::Interleaved(matrix) => {
-                    let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), sinks };
+                    let reader =
+                        Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), width: matrix.width(), sinks };
                     return interleaved::read::<S, _, GROUPS>(matrix, first / LANES, reader);
                 }
                 _ if count < GROUPS * LANES => {}
@@ -285,13 +288,15 @@ struct Feed<'s, K, const GROUPS: usize> {
     columns: [usize; 2],
     /// [`Interleaved::fold`], if there is one.
     fold: usize,
+    /// Columns of the matrix.
+    width: usize,
     sinks: &'s mut [K; GROUPS],
 }
 
 impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for Feed<'_, K, GROUPS> {
     #[inline(always)]
     unsafe fn read<R: Columns<S>>(self, mut sources: [R; GROUPS]) {
-        let Self { columns: [mut k, end], fold, sinks } = self;
+        let Self { columns: [mut k, end], fold, width, sinks } = self;
         let folds = const { R::SCALED && K::SUMS };
         // SAFETY: as the caller says. Whoever makes this has sinks that may take the columns.
         unsafe {
@@ -307,6 +312,7 @@ impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for F
                 }
                 while k < stop {
                     let count = R::COLUMNS.min(stop - k);
+                    ahead.step = R::distance(k, width, GROUPS);
                     for (source, to) in sources.iter_mut().zip(&mut turned) {
                         source.turn(k, &mut ahead, to);
                     }
@@ -361,9 +367,16 @@ unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: usize) -> [f3
 /// Writes the rows `m..m + count` of the result from the sums of each token. Lanes without a token are zero.
 ///
 /// # Safety
-/// The features of `S`; the rows, at most 16, are some of the result, and no other task has them.
+/// The features of `S`; the rows, at most 16 from a multiple of 16 on, are some of the result, and no other task has them.
 #[inline(always)]
 unsafe fn write<S: Simd>(job: &Job<'_>, [m, count]: [usize; 2], sums: &[[f32; LANES]]) {
+    if job.transposed {
+        for (token, sums) in sums[..job.tokens].iter().enumerate() {
+            // SAFETY: a panel of the result has the sums of sixteen rows for each token.
+            unsafe { S::store(job.out.add(m * job.tokens + token * LANES), S::load(sums.as_ptr())) };
+        }
+        return;
+    }
     for row in 0..count {
         let mut lanes = [0.0f32; LANES];
         for (lane, sum) in lanes.iter_mut().zip(&sums[..job.tokens]) {
@@ -524,16 +537,26 @@ unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
 
 dispatch! { fn task_at = task_kernel(job: &Job<'_>, m0: usize, m1: usize); }
 
-/// Whether this product is one with few tokens, in float32, and its matrices lie in rows.
-pub(super) fn fits(out: &Activation, terms: &[Term<'_>]) -> bool {
-    let wide = !out.pool().in_pairs() || terms.iter().any(|term| matches!(term.matrix.data, Store::Interleaved(_)));
-    out.tokens() <= MOST && wide && terms.iter().all(|term| term.matrix.col == 1)
+/// Whether these products' sum, from a pool that says whether it multiplies in pairs, has few tokens and is in float32, and the matrices
+/// lie in rows.
+pub(super) fn fits(in_pairs: bool, terms: &[Term<'_>]) -> bool {
+    let wide = !in_pairs || terms.iter().any(|term| matches!(term.matrix.data, Store::Interleaved(_)));
+    wide && terms.iter().all(|term| term.matrix.col == 1 && term.x.tokens() <= MOST)
 }
 
 impl<'a> Job<'a> {
     /// The product of one entry of `gemm::matmul_grouped` that [`fits`].
     pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>], copies: &mut Copies) -> Self {
-        let (rows, tokens) = (out.features(), out.tokens());
+        Self::of(out.shared().get(), [out.features(), out.tokens()], init, terms, copies)
+    }
+
+    /// The product of `gemm::matmul_transposed`, with at most [`MOST`] tokens.
+    pub(super) fn transposed(out: &mut Activation, term: Term<'a>) -> Self {
+        let size = [out.tokens(), out.features()];
+        Self { transposed: true, ..Self::of(out.shared().get(), size, Init::Zero, &[term], &mut Copies::default()) }
+    }
+
+    fn of(out: *mut f32, [rows, tokens]: [usize; 2], init: Init<'a>, terms: &[Term<'a>], copies: &mut Copies) -> Self {
         let parts = terms
             .iter()
             .map(|term| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x, copies) })
@@ -542,7 +565,7 @@ impl<'a> Job<'a> {
         let groups = if tokens == 1 && interleaved { MANY } else { FEW };
         let share = rows.div_ceil(LANES * groups).div_ceil(16 * crate::par::threads());
         let step = (share * groups).min(LARGEST) * LANES;
-        Self { out: out.shared().get(), tokens, init, parts, rows, groups, step }
+        Self { out, transposed: false, tokens, init, parts, rows, groups, step }
     }
 
     /// The number of tasks.
