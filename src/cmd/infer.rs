@@ -26,7 +26,7 @@ use crate::words::{are, count};
 pub struct Args {
     #[command(flatten)]
     ask: AskArgs,
-    /// Show this image in front of the prompt; may be given more than once. With data.allow_image_urls=true, it may be a
+    /// Show this image in front of the prompt; may be given more than once. With `data.allow_image_urls=true`, it may be a
     /// web address
     #[arg(long, value_name = "FILE", conflicts_with = "input")]
     image: Vec<PathBuf>,

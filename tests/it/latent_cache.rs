@@ -2,7 +2,7 @@
 //! within the limits of the goldens; and they are the same to the bit however a text is cut into walks.
 use crate::generate::{bits, keeps_latents, latent_bytes, moved, text, uncached};
 use crate::parity::{Forward, adapted, close, golden, load, recipe};
-use tunesmith::config::TargetModules;
+use tunesmith::config::{Dtype, TargetModules};
 use tunesmith::model::{Drafted, Model, TextCache};
 
 /// The families with goldens that have latent attention.
@@ -82,11 +82,13 @@ fn logits_over_latents_are_those_of_transformers() {
 }
 
 #[test]
-fn products_in_bfloat16_round_a_prompt_as_ever_and_latents_less() {
-    let mut config = recipe();
-    config.train.bf16 = true;
+fn products_in_bfloat16_round_a_prompt_as_ever_and_its_answer_no_more() {
+    let mut exact = recipe();
+    exact.model.dtype = Dtype::Bfloat16;
+    let mut rounded = exact.clone();
+    rounded.train.bf16 = true;
     for family in ["deepseek_v2", "deepseek_v3_dense"] {
-        let [model, exact] = [&config, &recipe()].map(|config| moved(load(family, config)));
+        let [model, exact] = [&rounded, &exact].map(|config| moved(load(family, config)));
         let (whole, mut cache) = (text(4, 60), model.cache());
         let prompt = model.extend(&mut [(&mut cache, &whole[..33])]).unwrap().row(0);
         assert_eq!(bits(&prompt), bits(&uncached(&model, &whole[..33])), "{family}");
@@ -98,8 +100,8 @@ fn products_in_bfloat16_round_a_prompt_as_ever_and_latents_less() {
                 *far = found.iter().zip(&wanted).fold(*far, |far, (found, wanted)| far.max((found - wanted).abs()));
             }
         }
-        eprintln!("{family} {far:?}");
-        assert!(far[0] <= 2.0 * far[1], "{family}: {far:?} from float32");
+        // Not every processor rounds.
+        assert!(far[0] <= 2.0 * far[1] + LOGITS, "{family}: {far:?} from products in float32");
     }
 }
 

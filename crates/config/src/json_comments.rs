@@ -1,7 +1,10 @@
 //! Turns JSON with comments, as DeepSpeed reads it, into JSON that our YAML reader reads. Every line keeps its number.
 
 /// Blanks `// …`, `# …` and `/* … */` outside of strings, and tabs, character by character.
-pub(super) fn without_comments(text: &str) -> String {
+///
+/// # Errors
+/// A `/*` without an end, which would hide all keys behind it: its line.
+pub(super) fn without_comments(text: &str) -> Result<String, usize> {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     let mut previous = '\n';
@@ -21,15 +24,20 @@ pub(super) fn without_comments(text: &str) -> String {
             ('/', Some('/')) => blank_line(&mut out, &mut chars, 1),
             ('#', _) if previous.is_whitespace() || ",{}[]".contains(previous) => blank_line(&mut out, &mut chars, 1),
             ('/', Some('*')) => {
+                let line = out.matches('\n').count() + 1;
                 chars.next();
                 out.push_str("  ");
-                let mut star = false;
+                let (mut star, mut ended) = (false, false);
                 for inner in chars.by_ref() {
                     out.push(if inner == '\n' { '\n' } else { ' ' });
-                    if star && inner == '/' {
+                    ended = star && inner == '/';
+                    if ended {
                         break;
                     }
                     star = inner == '*';
+                }
+                if !ended {
+                    return Err(line);
                 }
             }
             ('\t', _) => out.push(' '),
@@ -37,7 +45,7 @@ pub(super) fn without_comments(text: &str) -> String {
         }
         previous = letter;
     }
-    out
+    Ok(out)
 }
 
 /// Blanks the rest of a comment line, of which `begun` characters are read already.
@@ -57,7 +65,7 @@ mod tests {
     fn comments_go_and_lines_stay() {
         let text =
             "{\n\t// one: 1\n  \"a\": 1, # two\n  /* three\n  */ \"b//c\": \"x#y /* z */ \\\" // w\", \"d\": \"e\"}";
-        let plain = without_comments(text);
+        let plain = without_comments(text).unwrap();
         assert_eq!(plain.lines().count(), text.lines().count());
         let read = crate::parse_yaml(&plain).expect("it reads");
         let Node::Map(entries) = read else { panic!("{read:?}") };
@@ -72,10 +80,12 @@ mod tests {
     }
 
     #[test]
-    fn what_never_ends_is_blanked_to_the_end() {
-        assert_eq!(without_comments("{} /* a\nb"), "{}     \n ");
-        assert_eq!(without_comments("\"a\\"), "\"a\\");
-        assert_eq!(without_comments("a#b"), "a#b");
+    fn a_comment_that_never_ends_hides_no_keys() {
+        assert_eq!(without_comments("{}\n /* a\nb"), Err(2));
+        assert_eq!(without_comments("/*/ {}"), Err(1));
+        assert_eq!(without_comments("/**/{}").unwrap(), "    {}");
+        assert_eq!(without_comments("\"a\\").unwrap(), "\"a\\");
+        assert_eq!(without_comments("a#b").unwrap(), "a#b");
     }
 
     use crate::Node;

@@ -45,9 +45,18 @@ impl Document {
     pub fn read_json(path: &Path) -> Result<Self> {
         let bytes = read_bytes(path)?;
         match std::str::from_utf8(&bytes) {
-            Ok(text) => Self::parse(path, without_comments(text).into_bytes()),
+            Ok(text) => Self::parse_json(path, text),
             Err(_) => Self::parse(path, bytes),
         }
+    }
+
+    /// As [`Document::read_json`], of a text.
+    pub(super) fn parse_json(path: &Path, text: &str) -> Result<Self> {
+        let plain = without_comments(text).map_err(|line| {
+            Error::config(format!("{}:{line}: a comment begins with /* and has no end", path.display()))
+                .hint("end it with */")
+        })?;
+        Self::parse(path, plain.into_bytes())
     }
 
     pub(super) fn parse(path: &Path, bytes: Vec<u8>) -> Result<Self> {

@@ -2,6 +2,7 @@
 use super::*;
 use serde_json::{Value, json};
 use std::fmt::Write;
+use tunesmith::config::foreign::{self, Format};
 use tunesmith::config::vision::Processing;
 
 fn refused_quickly(contents: impl AsRef<[u8]>, message: &str) {
@@ -71,6 +72,54 @@ fn what_is_no_yaml_names_the_place() {
     refused_quickly("just words", "found the string \"just words\"");
     refused_quickly("train: {<<: {seed: 1}}", "unknown key train.<<");
     refused_quickly("train: {seed: 1}\0", "a.yaml:1");
+}
+
+#[test]
+fn no_value_of_another_toolkit_s_key_does_worse_than_being_refused() {
+    const VALUES: [&str; 24] = [
+        "1e30",
+        "-1",
+        "NaN",
+        "1e400",
+        "-1e400",
+        "0",
+        "1.5",
+        "99999999999999999999999999999999999999999",
+        "18446744073709551615",
+        "9223372036854775808",
+        "999999999999999",
+        "null",
+        "true",
+        "[]",
+        "{}",
+        "[[]]",
+        "{\"a\": {}}",
+        "\"\"",
+        "\"x\"",
+        "\"1e30\"",
+        "\"-1\"",
+        "\"\\u0000\"",
+        "[1e308, 1e308]",
+        "[\"a\", 1, null]",
+    ];
+    let mut refused = 0;
+    for format in [Format::DeepSpeed, Format::Accelerate, Format::Fsdp] {
+        for key in format.keys() {
+            for value in VALUES {
+                let nested = key
+                    .replace('*', "x")
+                    .rsplit('.')
+                    .fold(value.to_owned(), |below, part| format!("{{{part:?}: {below}}}"));
+                if let Err(error) = foreign::check(format, Path::new("a.json"), &nested) {
+                    assert_eq!(error.kind(), Kind::Config, "{nested}: {error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 2000, "{refused}");
+    let unended = foreign::check(Format::DeepSpeed, Path::new("a.json"), "\n/* {\"train_batch_size\": 1}").unwrap_err();
+    assert!(unended.to_string().contains("a.json:2: a comment begins with /* and has no end"), "{unended}");
 }
 
 #[test]

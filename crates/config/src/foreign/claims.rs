@@ -65,7 +65,7 @@ impl Claims {
             ));
         }
         if let Some((machines, source)) = &self.machines
-            && (machines * local != world)
+            && machines.saturating_mul(local) != world
         {
             let message = format!(
                 "{source}: {machines}, but there are {} with {local} on this machine, so {}",
@@ -89,16 +89,21 @@ impl Claims {
         };
         match (train.batch_size, train.grad_accum) {
             (Auto::Given(batch), Auto::Auto) if self.derives => {
-                train.grad_accum =
-                    Auto::Given(exactly(batch * world, &format!("{} of a micro-batch", count(batch, "row")))?);
+                train.grad_accum = Auto::Given(exactly(
+                    batch.saturating_mul(world),
+                    &format!("{} of a micro-batch", count(batch, "row")),
+                )?);
                 train.effective_batch = None;
             }
             (Auto::Auto, Auto::Given(accum)) if self.derives => {
-                train.batch_size = Auto::Given(exactly(accum * world, &count(accum, "micro-batch"))?);
+                train.batch_size = Auto::Given(exactly(accum.saturating_mul(world), &count(accum, "micro-batch"))?);
                 train.effective_batch = None;
             }
-            (Auto::Given(batch), Auto::Given(accum)) if batch * accum * world != *rows => {
-                let product = batch * accum * world;
+            (Auto::Given(batch), Auto::Given(accum)) => {
+                let product = batch.saturating_mul(accum).saturating_mul(world);
+                if product == *rows {
+                    return Ok(());
+                }
                 let message = format!(
                     "{source}: {rows}, but train.batch_size {batch} x train.grad_accum {accum} x {} = {product}",
                     ranks(world)
@@ -142,6 +147,11 @@ mod tests {
         );
         let said = settled(&rows(10), given(4), auto, 1).unwrap_err().to_string();
         assert!(said.contains("10 rows a step cannot be made of 4 rows of a micro-batch x 1 rank"), "{said}");
+        for (batch, accum) in [(given(usize::MAX), auto), (auto, given(usize::MAX)), (given(usize::MAX), given(2))] {
+            assert!(settled(&rows(64), batch, accum, 2).is_err());
+        }
+        let claims = Claims { machines: Some((usize::MAX, at("num_machines"))), ..Claims::default() };
+        assert!(settled(&claims, given(1), given(1), 2).is_err());
     }
 
     #[test]

@@ -205,7 +205,7 @@ fn bucket(reader: &mut Reader, value: &Value) -> Result<()> {
     if value.is_auto() {
         return reader.auto(value, ours);
     }
-    let mebibytes = (value.count(1)? * 4).div_ceil(1 << 20).min(65_536);
+    let mebibytes = value.count(1)?.div_ceil(1 << 18).min(65_536);
     reader.put_if_unset(value, ours, Node::Int(i128::from(mebibytes)), "mebibytes of float32")
 }
 

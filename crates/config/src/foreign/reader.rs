@@ -4,7 +4,6 @@ use super::claims::Claims;
 use super::outcomes::{CHANGED, Condition, Foreign, ForeignSetting, KeyOutcome, NOT_NEEDED, Outcome};
 use super::rules::{Action, Rule, Translation, apply, nearest_key, translate};
 use super::value::Value;
-use crate::json_comments::without_comments;
 use crate::lookup::{check, takes, unquoted};
 use crate::schema::options;
 use crate::source::Source;
@@ -157,7 +156,7 @@ impl Reader {
 
     /// Reads from a text; messages call it `path`.
     pub(super) fn from_text(format: Format, path: &Path, text: &str) -> Result<Self> {
-        let document = Document::parse(path, without_comments(text).into_bytes())?;
+        let document = Document::parse_json(path, text)?;
         Ok(Self::new(format, path.display().to_string(), Contents::File(document), &Source::Default))
     }
 
