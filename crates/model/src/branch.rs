@@ -340,6 +340,13 @@ impl Branch {
                 (y, Saved { normed, rstd, part: PartSaved::ShortConv(saved, extra), raw, laurel: None })
             }
             Part::Mlp(mlp) => {
+                if let Some(middle) = mlp.middle_of_one(pass, input) {
+                    let plain = matches!(self.join, Join::Plain);
+                    let y = mlp.down.forward_of_transposed(pass, &middle, plain.then_some(x));
+                    // Nothing is trained in a model for inference: nothing is kept.
+                    let y = if plain { y } else { self.join.add(pass, y, x).0 };
+                    return (y, Saved::again());
+                }
                 let saved = mlp.forward(pass, input);
                 let normed = h.filter(|_| whole);
                 let middle = mlp.middle(&saved);

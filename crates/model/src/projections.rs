@@ -85,6 +85,16 @@ impl<const N: usize> Projections<N> {
         (outputs, saved)
     }
 
+    /// The outputs for one token `x [1, in_features]`, each `[features, 1]`, where [`linear::forward_transposed`] gives them and each output
+    /// has a module.
+    pub fn forward_transposed(&self, pass: &Pass<'_>, x: &Activation) -> Option<[Activation; N]> {
+        if self.linears.len() != N {
+            return None;
+        }
+        let linears: Few<&Linear> = self.linears.iter().collect();
+        linear::forward_transposed(pass, &linears, x)?.into_vec().try_into().ok()
+    }
+
     /// As [`Projections::forward`] of several, each on an input of its own, computed together.
     pub fn forward_grouped(pass: &Pass<'_>, each: &[(&Self, &Activation)]) -> Few<Outputs<N>> {
         let modules = each.iter().flat_map(|&(it, x)| it.linears.iter().map(move |linear| (linear, x)));

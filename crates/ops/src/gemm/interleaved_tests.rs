@@ -1,5 +1,5 @@
 //! An interleaved matrix has the numbers of the one that it was made of, and products of one order of sums, to the bit.
-use super::{Init, Interleaved, Matrix, Store, Term, matmul, matmul_transposed};
+use super::{Init, Interleaved, Matrix, Store, Term, matmul, matmul_of_transposed, matmul_transposed};
 use crate::activation::{Activation, Number, Pool};
 use crate::quant::{EIGHTH, Eight, Format, Quantized, encode};
 use crate::simd::Level;
@@ -142,16 +142,30 @@ fn a_transposed_product_has_the_same_sums() {
             for tokens in [1, 2, 3, 4, 5, 8, 9, 16, 17] {
                 let pool = Pool::new();
                 let x = Activation::from_rows(&pool, &numbers(1, tokens * width), width);
+                let bias = numbers(5, rows);
                 let check = |name: &str, store: Store<'_>| {
                     let term = Term { matrix: Matrix::rows(store, width), x: &x };
-                    let mut expected = pool.act(tokens, rows);
-                    matmul(&mut expected, Init::Zero, &[term]);
-                    let got = matmul_transposed(&pool, rows, term);
+                    let inits = [Init::Zero, Init::Bias((&bias[..]).into())];
+                    let got = matmul_transposed(&pool, &inits.map(|init| (rows, init, term)));
                     assert_eq!(got.is_none(), tokens > 16);
-                    let Some(got) = got else { return };
-                    let (got, expected) = (got.to_rows(), expected.to_rows());
-                    let same = (0..rows * tokens).all(|at| got[at] == expected[at % tokens * rows + at / tokens]);
-                    assert!(same, "{level:?} {name} {tokens} tokens, {rows} x {width}");
+                    for (got, init) in got.iter().flatten().zip(inits) {
+                        let mut expected = pool.act(tokens, rows);
+                        matmul(&mut expected, init, &[term]);
+                        let (got, expected) = (got.to_rows(), expected.to_rows());
+                        let same = (0..rows * tokens).all(|at| got[at] == expected[at % tokens * rows + at / tokens]);
+                        assert!(same, "{level:?} {name} {tokens} tokens, {rows} x {width}");
+                    }
+                    if tokens > 1 {
+                        return;
+                    }
+                    let start = Activation::from_rows(&pool, &numbers(6, rows), rows);
+                    let turned = Activation::from_rows(&pool, &x.to_rows(), 1);
+                    for init in [inits[0], inits[1], Init::Add(&start), Init::Out] {
+                        let [mut got, mut expected] = [start.copy(), start.copy()];
+                        matmul(&mut expected, init, &[term]);
+                        matmul_of_transposed(&mut got, init, term.matrix, &turned);
+                        assert!(got.to_rows() == expected.to_rows(), "{level:?} {name}, {rows} x {width}");
+                    }
                 };
                 each_form(rows, width, |name, store| {
                     check(name, store);

@@ -6,7 +6,7 @@ use crate::attention::cache::{KeyValues, Page};
 use crate::attention::{Heads, Scores};
 use crate::par::{self, Shared};
 use crate::scratch::{Cutter, with_scratch};
-use crate::simd::{Simd, dispatch};
+use crate::simd::{Simd, dispatch, prefetch_far};
 use crate::spans::Window;
 use std::ops::Range;
 
@@ -32,19 +32,26 @@ struct Job<'a> {
     sinks: Option<&'a [f32]>,
 }
 
-/// The scores of one query on `PANELS` pages: `to[page][16 keys]`.
+/// The scores of one query on `PANELS` pages: `to[page][16 keys]`. Meanwhile what lies `values` floats after the keys is fetched.
 ///
 /// # Safety
 /// The features of `S`; each of `keys`, as many as `PANELS`, holds `dim` vectors, `q` holds `dim` floats, `to` has room
 /// for `PANELS` vectors.
 #[inline(always)]
-unsafe fn scores_of<S: Simd, const PANELS: usize>(dim: usize, keys: &[*const f32], q: *const f32, to: *mut f32) {
+unsafe fn scores_of<S: Simd, const PANELS: usize>(
+    dim: usize,
+    keys: &[*const f32],
+    values: usize,
+    q: *const f32,
+    to: *mut f32,
+) {
     // SAFETY: `feature` is below `dim` and `page` below PANELS: within what the caller promises.
     unsafe {
         let mut sums = [S::splat(0.0); PANELS];
         for feature in 0..dim {
             let query = S::splat(*q.add(feature));
             for (sum, page) in sums.iter_mut().zip(keys) {
+                prefetch_far(page.wrapping_add(values + feature * LANES));
                 *sum = S::fma(S::load(page.add(feature * LANES)), query, *sum);
             }
         }
@@ -75,6 +82,7 @@ unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
     let first_key = Window::causal(job.how.window, position).start;
     let (mut block, last) = (first_key / LANES, position / LANES);
     let first_block = block;
+    let values_after_keys = job.cache.key_floats() + kv * LANES * padded - kv * dim * LANES;
     let (mut most, mut total) = ([0.0f32; MAX_GROUP], [0.0f32; MAX_GROUP]);
     for (head, (most, total)) in most.iter_mut().zip(&mut total).enumerate().take(heads) {
         (*most, *total) = start(job.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]));
@@ -99,10 +107,10 @@ unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
                     }
                     let to = scores.add(index * LANES);
                     match pages {
-                        PAGES => scores_of::<S, PAGES>(dim, &keys, q, to),
-                        3 => scores_of::<S, 3>(dim, &keys[..3], q, to),
-                        2 => scores_of::<S, 2>(dim, &keys[..2], q, to),
-                        _ => scores_of::<S, 1>(dim, &keys[..1], q, to),
+                        PAGES => scores_of::<S, PAGES>(dim, &keys, values_after_keys, q, to),
+                        3 => scores_of::<S, 3>(dim, &keys[..3], values_after_keys, q, to),
+                        2 => scores_of::<S, 2>(dim, &keys[..2], values_after_keys, q, to),
+                        _ => scores_of::<S, 1>(dim, &keys[..1], values_after_keys, q, to),
                     }
                     index += pages;
                 }

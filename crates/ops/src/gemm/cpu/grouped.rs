@@ -4,7 +4,7 @@ use super::product::{Job as Tiles, Order};
 use super::{matmul, pairs, skinny};
 use crate::activation::Activation;
 use crate::gemm::interleaved::Interleaved;
-use crate::gemm::{Product, Store, Term};
+use crate::gemm::{Init, Matrix, Product, Store, Term};
 use crate::par;
 use crate::upcoming::Upcoming;
 use smallvec::SmallVec;
@@ -46,12 +46,18 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
             (job, tasks)
         })
         .collect();
+    run(&jobs, upcoming);
+}
+
+/// Runs all tasks of jobs, each of which has the number of tasks up to its end.
+fn run(jobs: &[(Job<'_>, usize)], upcoming: Option<Upcoming>) {
+    let tasks = jobs.last().map_or(0, |&(_, tasks)| tasks);
     par::run_ahead(tasks, upcoming, |task| {
         let at = jobs.partition_point(|&(_, end)| end <= task);
         let begin = at.checked_sub(1).map_or(0, |before| jobs[before].1);
         // SAFETY: `task - begin` is one of the tasks of job `at`, since `begin <= task < jobs[at].1`; `run` gives each
-        // task to one thread. The operands have been checked, and `products` borrows them until all tasks are done,
-        // each `out` for writing and no `out` twice.
+        // task to one thread. The operands have been checked, and the caller borrows them until all tasks are done,
+        // each result for writing and none twice.
         unsafe {
             match &jobs[at].0 {
                 Job::Skinny(job) => job.run(task - begin),
@@ -72,11 +78,23 @@ pub(in crate::gemm) fn has_transposed(in_pairs: bool, term: &Term<'_>) -> bool {
     skinny::fits(in_pairs, std::slice::from_ref(term))
 }
 
-/// A product that [`has_transposed`], into `out [rows, tokens]`. Its operands have passed the checks of `gemm::matmul_transposed`.
-pub(in crate::gemm) fn matmul_transposed(out: &mut Activation, term: Term<'_>) {
-    let upcoming = upcoming(std::iter::once(&term));
-    let job = skinny::Job::transposed(out, term);
-    // SAFETY: each task below the number of tasks is run once. The operands have been checked, and `out` is borrowed for writing until all
-    // tasks are done.
-    par::run_ahead(job.tasks(), upcoming, |task| unsafe { job.run(task) });
+/// Products, of each of which [`has_transposed`] is true, into `[rows, tokens]`. Operands have passed the checks of
+/// `gemm::matmul_transposed`.
+pub(in crate::gemm) fn matmul_transposed(outs: &mut [Activation], products: &[(usize, Init<'_>, Term<'_>)]) {
+    let upcoming = upcoming(products.iter().map(|(.., term)| term));
+    let (mut tasks, mut copies) = (0, skinny::Copies::default());
+    let jobs = outs.iter_mut().zip(products).map(|(out, &(_, init, term))| {
+        let job = skinny::Job::transposed(out, init, term, &mut copies);
+        tasks += job.tasks();
+        (Job::Skinny(job), tasks)
+    });
+    run(&jobs.collect::<SmallVec<[_; 4]>>(), upcoming);
+}
+
+/// As `gemm::matmul_of_transposed`, whose checks its operands have passed.
+pub(in crate::gemm) fn matmul_of_transposed(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Activation) {
+    let upcoming = upcoming(std::iter::once(&Term { matrix, x }));
+    let job = skinny::Job::of_transposed(out, init, matrix, x);
+    let tasks = job.tasks();
+    run(&[(Job::Skinny(job), tasks)], upcoming);
 }

@@ -15,7 +15,7 @@ mod strip;
 mod tiles;
 mod widen;
 
-pub(super) use grouped::{has_transposed, matmul_grouped, matmul_transposed};
+pub(super) use grouped::{has_transposed, matmul_grouped, matmul_of_transposed, matmul_transposed};
 pub(super) use outer::{outer, transposed};
 pub(crate) use tiles::{score_tile, sum_tile};
 

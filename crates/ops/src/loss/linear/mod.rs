@@ -142,7 +142,8 @@ impl Projection<'_> {
 
     fn part(&self, h: &Activation) -> Logits {
         let term = Term { matrix: Matrix::rows(self.weight, h.features()), x: h };
-        let Some(mut logits) = matmul_transposed(self.pool, self.outputs, term) else {
+        let found = matmul_transposed(self.pool, &[(self.outputs, Init::Zero, term)]);
+        let Some(mut logits) = found.and_then(|mut found| found.pop()) else {
             return Logits::new(self.project(h), false);
         };
         if let Some(cap) = self.softcap {
