@@ -71,14 +71,15 @@ impl Mlp {
         gated_mlp::forward(self.gate, cut.as_ref().unwrap_or(&saved.gate), &saved.up)
     }
 
-    /// What `down` takes of one token `h [1, hidden]` in a model for inference, as `[intermediate, 1]`: a sixteenth of the memory that
-    /// [`Mlp::middle`] has, with the same numbers. `None` where there is no such way.
-    pub fn middle_of_one(&self, pass: &Pass<'_>, h: &Activation) -> Option<Activation> {
-        if self.cut.is_some() || !self.down.is_interleaved(pass) {
-            return None;
-        }
-        let [gate, up] = self.gate_up.forward_transposed(pass, h)?;
-        Some(gated_mlp::forward(self.gate, &gate, &up))
+    /// Whether it computes vectors ([`Linear::takes_vectors`]).
+    pub fn takes_vectors(&self, pass: &Pass<'_>) -> bool {
+        self.cut.is_none() && self.gate_up.takes_vectors(pass) && self.down.takes_vectors(pass)
+    }
+
+    /// What `down` takes, as a vector `[intermediate, 1]`, of a vector `h [hidden, 1]`.
+    pub fn middle_of_vector(&self, pass: &Pass<'_>, h: &Activation) -> Activation {
+        let [gate, up] = self.gate_up.forward_vector(pass, h);
+        gated_mlp::forward(self.gate, &gate, &up)
     }
 
     /// From `dy`, the gradient of `down`'s output, to those of gate and up, in their place. `middle` is what `down` took,

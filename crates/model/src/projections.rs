@@ -85,14 +85,15 @@ impl<const N: usize> Projections<N> {
         (outputs, saved)
     }
 
-    /// The outputs for one token `x [1, in_features]`, each `[features, 1]`, where [`linear::forward_transposed`] gives them and each output
-    /// has a module.
-    pub fn forward_transposed(&self, pass: &Pass<'_>, x: &Activation) -> Option<[Activation; N]> {
-        if self.linears.len() != N {
-            return None;
-        }
-        let linears: Few<&Linear> = self.linears.iter().collect();
-        linear::forward_transposed(pass, &linears, x)?.into_vec().try_into().ok()
+    /// Whether each output has a module, which multiplies vectors ([`Linear::takes_vectors`]).
+    pub fn takes_vectors(&self, pass: &Pass<'_>) -> bool {
+        self.linears.len() == N && self.linears.iter().all(|linear| linear.takes_vectors(pass))
+    }
+
+    /// The outputs for a vector `x [in_features, 1]`, each a vector `[features, 1]`, if [`Projections::takes_vectors`].
+    pub fn forward_vector(&self, pass: &Pass<'_>, x: &Activation) -> [Activation; N] {
+        let outputs: Vec<Activation> = linear::forward_vector(pass, &self.linears, x).into_vec();
+        outputs.try_into().expect("each output has a module")
     }
 
     /// As [`Projections::forward`] of several, each on an input of its own, computed together.

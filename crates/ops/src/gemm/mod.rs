@@ -64,42 +64,56 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
     }
 }
 
-/// Products of few tokens, `out[m, t] = init + sum_k matrix[m, k] x[t, k]` with so many rows each, as `[rows, tokens]`: they have the sums
-/// of [`matmul_grouped`] to the bit. On the CPU, where tokens are lanes, that takes a number's bytes for each sum instead of a vector's.
-/// `None` where there is no such product: on other devices, with more than sixteen tokens, or of another layout of a matrix. `pool` is that
-/// of the results.
+/// A product of few tokens, `out[m, t] = sum_k matrix[m, k] x[t, k]`, as `[rows, tokens]`: it has the sums of [`matmul`] to the bit. On the
+/// CPU, where tokens are lanes, that takes a number's bytes for each sum instead of a vector's. `None` where there is no such product: on
+/// other devices, with more than sixteen tokens, or of another layout of the matrix. `pool` is that of the result.
 ///
 /// # Panics
-/// If a matrix does not hold `[rows, x's features]`, or the sums begin with those of an activation.
-pub fn matmul_transposed(
-    pool: &Arc<Pool>,
-    products: &[(usize, Init<'_>, Term<'_>)],
-) -> Option<SmallVec<[Activation; 4]>> {
-    if pool.device() != Device::Cpu || !products.iter().all(|(.., term)| cpu::has_transposed(pool.in_pairs(), term)) {
+/// If the matrix does not hold `[rows, x's features]`.
+pub(crate) fn matmul_transposed(pool: &Arc<Pool>, rows: usize, term: Term<'_>) -> Option<Activation> {
+    if pool.device() != Device::Cpu || !cpu::has_transposed(pool.in_pairs(), &term) {
         return None;
     }
-    for (rows, init, term) in products {
-        check_matrix(&term.matrix, [*rows, term.x.features()]);
-        match init {
-            Init::Zero => {}
-            Init::Bias(bias) => assert_eq!(bias.len(), *rows, "a bias for each row"),
-            Init::Out | Init::Add(_) => panic!("a transposed product has no addend"),
-        }
-    }
-    let mut outs: SmallVec<_> = products.iter().map(|(rows, _, term)| pool.blank(*rows, term.x.tokens())).collect();
-    cpu::matmul_transposed(&mut outs, products);
-    Some(outs)
+    check_matrix(&term.matrix, [rows, term.x.features()]);
+    let mut out = pool.blank(rows, term.x.tokens());
+    cpu::matmul_transposed(&mut out, term);
+    Some(out)
 }
 
-/// As [`matmul`] of one token whose features are `x [k, 1]`, as [`matmul_transposed`] gives them, on the CPU: `out` is `[1, m]`.
+/// Products `y[m] = init + sum_k matrix[m, k] x[k]`, each with so many rows, with one vector `x [k, 1]` ([`Activation::to_vector`]): vectors
+/// `[m, 1]`. They are one parallel job, and have the sums of [`matmul`] with one token to the bit.
 ///
 /// # Panics
-/// As there, or on another device, or if the matrix does not lie in rows.
-pub fn matmul_of_transposed(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Activation) {
-    assert_eq!((out.device(), out.tokens(), x.features(), matrix.col), (Device::Cpu, 1, 1, 1), "one token, in rows");
-    check_matrix(&matrix, [out.features(), x.tokens()]);
+/// If the shapes do not fit, a sum begins with that of an activation, a matrix does not lie in rows, or on another device than the CPU.
+pub fn matvec_grouped(products: &[(usize, Init<'_>, Matrix<'_>)], x: &Activation) -> SmallVec<[Activation; 4]> {
+    for &(rows, init, matrix) in products {
+        check_vector(&matrix, rows, x);
+        match init {
+            Init::Zero => {}
+            Init::Bias(bias) => assert_eq!(bias.len(), rows, "a bias for each row"),
+            Init::Out | Init::Add(_) => panic!("a sum that begins with nothing or a bias"),
+        }
+    }
+    let mut outs: SmallVec<_> = products.iter().map(|&(rows, ..)| x.pool().blank(rows, 1)).collect();
+    cpu::matvec_grouped(&mut outs, products, x);
+    outs
+}
+
+/// As [`matmul`] of one token whose features are the vector `x [k, 1]` ([`Activation::to_vector`]), to the bit. `out` is `[1, m]`.
+///
+/// # Panics
+/// If the shapes do not fit, the matrix does not lie in rows, or on another device than the CPU.
+pub fn matvec(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Activation) {
+    assert_eq!(out.tokens(), 1, "one token");
+    check_vector(&matrix, out.features(), x);
     check_init(init, out);
-    cpu::matmul_of_transposed(out, init, matrix, x);
+    cpu::matvec(out, init, matrix, x);
+}
+
+/// Asserts that a matrix multiplies a vector on the CPU.
+fn check_vector(matrix: &Matrix<'_>, rows: usize, x: &Activation) {
+    assert_eq!((x.device(), x.features(), matrix.col), (Device::Cpu, 1, 1), "a vector on the CPU, a matrix in rows");
+    check_matrix(matrix, [rows, x.tokens()]);
 }
 
 /// Asserts that sums of this shape may begin so.

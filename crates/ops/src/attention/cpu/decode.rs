@@ -179,6 +179,14 @@ const MAX_GROUP: usize = 16;
 
 dispatch! { fn decode_heads = decode_kernel(job: &Job<'_>); }
 
+/// Where the features of a token are: the first of panel 0, floats from panel to panel, and from feature to feature.
+#[derive(Clone, Copy)]
+struct Place<T> {
+    first: T,
+    stride: usize,
+    apart: usize,
+}
+
 /// [`crate::attention::decode`], whose checks have passed.
 pub(in crate::attention) fn decode(
     q: &Activation,
@@ -187,9 +195,40 @@ pub(in crate::attention) fn decode(
     heads: Heads,
     how: Scores,
 ) -> Activation {
+    let mut o = q.pool().act(q.tokens(), heads.query * heads.v_head_dim);
+    let from = Place { first: Shared(q.ptr().cast_mut()), stride: q.stride(), apart: LANES };
+    let to = Place { first: o.shared(), stride: o.stride(), apart: LANES };
+    mix([from, to], queries, sinks, heads, how);
+    o
+}
+
+/// [`crate::attention::decode_vector`], whose checks have passed.
+pub(in crate::attention) fn decode_vector(
+    q: &Activation,
+    query: (&KeyValues, usize),
+    sinks: Option<&[f32]>,
+    heads: Heads,
+    how: Scores,
+) -> Activation {
+    let features = heads.query * heads.v_head_dim;
+    let mut o = q.pool().blank(features, 1);
+    o.data_mut()[features..].fill(0.0);
+    let from = Place { first: Shared(q.ptr().cast_mut()), stride: 0, apart: 1 };
+    let to = Place { first: o.shared(), stride: 0, apart: 1 };
+    mix([from, to], &[query], sinks, heads, how);
+    o
+}
+
+/// What the queries at the first place mix, to the second. The places have a token for each query, with the features of all heads, and
+/// nobody else uses them; the first is read only.
+fn mix(
+    [q, o]: [Place<Shared<f32>>; 2],
+    queries: &[(&KeyValues, usize)],
+    sinks: Option<&[f32]>,
+    heads: Heads,
+    how: Scores,
+) {
     let Heads { head_dim, v_head_dim, .. } = heads;
-    let mut o = q.pool().act(q.tokens(), heads.query * v_head_dim);
-    let (to, q_stride, o_stride): (Shared<f32>, usize, usize) = (o.shared(), q.stride(), o.stride());
     let group = heads.query / heads.kv;
     // Few queries: a group is cut, so that every thread has work.
     let few = queries.len() * heads.kv < 2 * par::threads();
@@ -210,24 +249,23 @@ pub(in crate::attention) fn decode(
             let (panel, lane) = (token / LANES, token % LANES);
             // SAFETY: queries have been held against heads and caches, and visible pages are kept. `scratch` has cut
             // parts as large as `Job` says, which do not overlap. `panel` and `lane` are the query's in `q` and in `o`,
-            // which has a token for each query and lives until all tasks are done; no other task has these heads of this
+            // which have a token for each query and live until all tasks are done; no other task has these heads of this
             // query.
             unsafe {
-                let from = q.ptr().add(panel * q_stride + lane);
+                let from = q.first.get().add(panel * q.stride + lane);
                 for (index, feature) in (asked.start * head_dim..asked.end * head_dim).enumerate() {
-                    *qs.add(index) = *from.add(feature * LANES) * how.scale;
+                    *qs.add(index) = *from.add(feature * q.apart) * how.scale;
                 }
                 let head = (asked.start / group, count);
                 let sinks = sinks.map(|sinks| &sinks[asked.clone()]);
                 decode_heads(&Job { cache, position, how, head, q: qs, o: os, scores, sinks });
-                let to = to.get().add(panel * o_stride + lane);
+                let to = o.first.get().add(panel * o.stride + lane);
                 for (index, head) in asked.clone().enumerate() {
                     for feature in 0..v_head_dim {
-                        *to.add((head * v_head_dim + feature) * LANES) = *os.add(index * padded + feature);
+                        *to.add((head * v_head_dim + feature) * o.apart) = *os.add(index * padded + feature);
                     }
                 }
             }
         });
     });
-    o
 }

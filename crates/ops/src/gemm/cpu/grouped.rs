@@ -1,6 +1,7 @@
 //! Several products as one parallel job: one fork and join, tasks of all of them handed out together. Each product has the
 //! sums that it has alone.
 use super::product::{Job as Tiles, Order};
+use super::tokens::Copies;
 use super::{matmul, pairs, skinny};
 use crate::activation::Activation;
 use crate::gemm::interleaved::Interleaved;
@@ -16,8 +17,8 @@ enum Job<'a> {
 }
 
 /// What the product after this one will probably read, of a model for inference.
-fn upcoming<'a>(terms: impl Iterator<Item = &'a Term<'a>> + Clone) -> Option<Upcoming> {
-    let matrices = terms.filter_map(|term| match term.matrix.data {
+fn upcoming<'a>(matrices: impl Iterator<Item = &'a Matrix<'a>> + Clone) -> Option<Upcoming> {
+    let matrices = matrices.filter_map(|matrix| match matrix.data {
         Store::Interleaved(matrix) => Some(matrix),
         _ => None,
     });
@@ -27,8 +28,8 @@ fn upcoming<'a>(terms: impl Iterator<Item = &'a Term<'a>> + Clone) -> Option<Upc
 
 /// Its operands have passed the checks of `gemm::matmul_grouped`.
 pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
-    let upcoming = upcoming(products.iter().flat_map(|product| product.terms));
-    let (mut tasks, mut copies) = (0, skinny::Copies::default());
+    let upcoming = upcoming(products.iter().flat_map(|product| product.terms).map(|term| &term.matrix));
+    let (mut tasks, mut copies) = (0, Copies::default());
     // Each with the number of tasks up to its end.
     let jobs: SmallVec<[(Job<'_>, usize); 4]> = products
         .iter_mut()
@@ -78,23 +79,35 @@ pub(in crate::gemm) fn has_transposed(in_pairs: bool, term: &Term<'_>) -> bool {
     skinny::fits(in_pairs, std::slice::from_ref(term))
 }
 
-/// Products, of each of which [`has_transposed`] is true, into `[rows, tokens]`. Operands have passed the checks of
-/// `gemm::matmul_transposed`.
-pub(in crate::gemm) fn matmul_transposed(outs: &mut [Activation], products: &[(usize, Init<'_>, Term<'_>)]) {
-    let upcoming = upcoming(products.iter().map(|(.., term)| term));
-    let (mut tasks, mut copies) = (0, skinny::Copies::default());
-    let jobs = outs.iter_mut().zip(products).map(|(out, &(_, init, term))| {
-        let job = skinny::Job::transposed(out, init, term, &mut copies);
+/// A product that [`has_transposed`], into `out [rows, tokens]`. Its operands have passed the checks of `gemm::matmul_transposed`.
+pub(in crate::gemm) fn matmul_transposed(out: &mut Activation, term: Term<'_>) {
+    let upcoming = upcoming(std::iter::once(&term.matrix));
+    run_one(skinny::Job::transposed(out, term), upcoming);
+}
+
+/// `gemm::matvec_grouped` into `outs`, whose checks its operands have passed.
+pub(in crate::gemm) fn matvec_grouped(
+    outs: &mut [Activation],
+    products: &[(usize, Init<'_>, Matrix<'_>)],
+    x: &Activation,
+) {
+    let upcoming = upcoming(products.iter().map(|(.., matrix)| matrix));
+    let mut tasks = 0;
+    let jobs = outs.iter_mut().zip(products).map(|(out, &(_, init, matrix))| {
+        let job = skinny::Job::vector(out, init, matrix, x);
         tasks += job.tasks();
         (Job::Skinny(job), tasks)
     });
     run(&jobs.collect::<SmallVec<[_; 4]>>(), upcoming);
 }
 
-/// As `gemm::matmul_of_transposed`, whose checks its operands have passed.
-pub(in crate::gemm) fn matmul_of_transposed(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Activation) {
-    let upcoming = upcoming(std::iter::once(&Term { matrix, x }));
-    let job = skinny::Job::of_transposed(out, init, matrix, x);
+/// `gemm::matvec`, whose checks its operands have passed.
+pub(in crate::gemm) fn matvec(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Activation) {
+    let upcoming = upcoming(std::iter::once(&matrix));
+    run_one(skinny::Job::of_vector(out, init, matrix, x), upcoming);
+}
+
+fn run_one(job: skinny::Job<'_>, upcoming: Option<Upcoming>) {
     let tasks = job.tasks();
     run(&[(Job::Skinny(job), tasks)], upcoming);
 }

@@ -6,18 +6,16 @@
 //! apart, both sum a few columns before they multiply by one ([`Interleaved`](crate::gemm::Interleaved)).
 use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
 use super::interleaved::{self, Columns, Reader};
+use super::tokens::{COMPACT, Copies, Tokens};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::{Eight, Format, Quantized};
 use crate::simd::{Simd, dispatch};
 use smallvec::SmallVec;
-use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 
 /// The most tokens.
 const MOST: usize = LANES;
-/// Up to this many tokens, their features are first put side by side.
-const COMPACT: usize = 4;
 /// Vectors of rows side by side, of one token and interleaved matrices: so many that no sum waits for the one before it.
 const MANY: usize = 4;
 /// As many, of a few tokens, or of other matrices.
@@ -30,59 +28,6 @@ const CHUNK: usize = 64;
 const WHOLE: usize = 256 << 10;
 /// Columns of sixteen longer rows that are fetched while as many before them are multiplied.
 const STRETCH: usize = LANES * 8;
-
-/// The operand whose numbers are broadcast.
-struct Tokens {
-    /// The activation's own.
-    panel: *const f32,
-    /// Those of few tokens, side by side; nothing where the panel is read.
-    compact: Option<Arc<[f32]>>,
-    /// Floats from one feature to the next.
-    apart: usize,
-}
-
-/// Where an operand is, its tokens and features, and these side by side.
-type Copied = (*const f32, [usize; 2], Arc<[f32]>);
-
-/// The features of few tokens, put side by side once for all products of a group.
-#[derive(Default)]
-pub(super) struct Copies(SmallVec<[Copied; 2]>);
-
-impl Copies {
-    fn of(&mut self, x: &Activation) -> Arc<[f32]> {
-        let (from, size) = (x.ptr(), [x.tokens(), x.features()]);
-        if let Some((.., copy)) = self.0.iter().find(|it| (it.0, it.1) == (from, size)) {
-            return Arc::clone(copy);
-        }
-        // This is what other threads wait for.
-        let features = x.panel(0).as_chunks::<LANES>().0;
-        let copy: Arc<[f32]> = if x.tokens() == 1 {
-            features.iter().map(|feature| feature[0]).collect()
-        } else {
-            let mut fours = vec![0.0; features.len() * COMPACT];
-            let chunks = fours.as_chunks_mut::<COMPACT>().0.iter_mut();
-            chunks.zip(features).for_each(|(to, from)| to.copy_from_slice(&from[..COMPACT]));
-            fours.into()
-        };
-        self.0.push((from, size, Arc::clone(&copy)));
-        copy
-    }
-}
-
-impl Tokens {
-    fn new(x: &Activation, copies: &mut Copies) -> Self {
-        let (panel, tokens) = (x.ptr(), x.tokens());
-        if tokens > COMPACT {
-            return Self { panel, compact: None, apart: LANES };
-        }
-        Self { panel, compact: Some(copies.of(x)), apart: if tokens == 1 { 1 } else { COMPACT } }
-    }
-
-    /// The first number of the first token.
-    fn first(&self) -> *const f32 {
-        self.compact.as_ref().map_or(self.panel, |compact| compact.as_ptr())
-    }
-}
 
 struct Part<'a> {
     matrix: Matrix<'a>,
@@ -586,17 +531,27 @@ impl<'a> Job<'a> {
         Self::of(out.shared().get(), [out.features(), out.tokens()], init, terms.iter().map(part).collect())
     }
 
-    /// One of `gemm::matmul_transposed`, with at most [`MOST`] tokens.
-    pub(super) fn transposed(out: &mut Activation, init: Init<'a>, term: Term<'a>, copies: &mut Copies) -> Self {
-        let part = Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x, copies) };
+    /// That of `gemm::matmul_transposed`, with at most [`MOST`] tokens.
+    pub(super) fn transposed(out: &mut Activation, term: Term<'a>) -> Self {
+        let x = Tokens::new(term.x, &mut Copies::default());
+        let part = Part { matrix: term.matrix, depth: term.x.features(), x };
         let size = [out.tokens(), out.features()];
-        Self { transposed: true, ..Self::of(out.shared().get(), size, init, SmallVec::from_iter([part])) }
+        Self { transposed: true, ..Self::of(out.shared().get(), size, Init::Zero, SmallVec::from_iter([part])) }
     }
 
-    /// That of `gemm::matmul_of_transposed`.
-    pub(super) fn of_transposed(out: &mut Activation, init: Init<'a>, matrix: Matrix<'a>, x: &'a Activation) -> Self {
-        let part = Part { matrix, depth: x.tokens(), x: Tokens { panel: x.ptr(), compact: None, apart: 1 } };
-        Self::of(out.shared().get(), [out.features(), 1], init, SmallVec::from_iter([part]))
+    /// One of `gemm::matvec_grouped`.
+    pub(super) fn vector(out: &mut Activation, init: Init<'a>, matrix: Matrix<'a>, x: &'a Activation) -> Self {
+        let size = [out.tokens(), 1];
+        Self { transposed: true, ..Self::of(out.shared().get(), size, init, Self::vector_part(matrix, x)) }
+    }
+
+    /// That of `gemm::matvec`.
+    pub(super) fn of_vector(out: &mut Activation, init: Init<'a>, matrix: Matrix<'a>, x: &'a Activation) -> Self {
+        Self::of(out.shared().get(), [out.features(), 1], init, Self::vector_part(matrix, x))
+    }
+
+    fn vector_part(matrix: Matrix<'a>, x: &'a Activation) -> SmallVec<[Part<'a>; 2]> {
+        SmallVec::from_iter([Part { matrix, depth: x.tokens(), x: Tokens::of_vector(x) }])
     }
 
     fn of(out: *mut f32, [rows, tokens]: [usize; 2], init: Init<'a>, parts: SmallVec<[Part<'a>; 2]>) -> Self {

@@ -142,8 +142,7 @@ impl Projection<'_> {
 
     fn part(&self, h: &Activation) -> Logits {
         let term = Term { matrix: Matrix::rows(self.weight, h.features()), x: h };
-        let found = matmul_transposed(self.pool, &[(self.outputs, Init::Zero, term)]);
-        let Some(mut logits) = found.and_then(|mut found| found.pop()) else {
+        let Some(mut logits) = matmul_transposed(self.pool, self.outputs, term) else {
             return Logits::new(self.project(h), false);
         };
         if let Some(cap) = self.softcap {
