@@ -7,6 +7,7 @@ use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::projections::Projections;
 use super::weight::{View, Weight};
+use tunesmith_device::Device;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
 use tunesmith_ops::elementwise;
@@ -317,6 +318,41 @@ impl Attention {
             }
         }
         mix(&q, &k, &v, sinks.as_ref().map(View::vector))
+    }
+
+    /// Its latents, if a cache may hold them in the place of keys and values: on the CPU, where nothing but a projection (with
+    /// `LoRA`, not with an adapter of another kind) makes keys and values of them, and no window, cap, or sink is in the way.
+    pub fn cached_latents(&self, device: Device) -> Option<&Latent> {
+        let Qkv::Latent(latent) = &self.qkv else { return None };
+        let norms = self.q_norm.is_some() || self.k_norm.is_some() || self.v_norm.is_some();
+        let scores = self.how.softcap.is_some() || self.how.window.is_some() || self.sinks.is_some();
+        let gated = !matches!(self.gate, OutputGate::None);
+        let plain = !(norms || scores || gated || self.shares);
+        (plain && device == Device::Cpu && latent.absorbs()).then_some(latent)
+    }
+
+    /// As [`Attention::forward_by`], of [`Attention::cached_latents`]; nothing can go backward from it. `mix` gets queries, turned
+    /// and scaled, and what [`Latent::compress`] gives of keys and values.
+    pub fn forward_latents(
+        &self,
+        latent: &Latent,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+        mix: impl FnOnce(&Activation, &Activation, &Activation) -> Activation,
+    ) -> Saved {
+        let BlockRows { all, outputs: rows, .. } = rows;
+        let rope = self.rope.map(|rope| &all.ropes[rope]);
+        let [mut q, normed, k_rot] = latent.compress(pass, h, rows.picked.as_deref(), rope);
+        self.turn(None, pass, &mut q, rows);
+        if let Some(factors) = &rows.query_factors {
+            elementwise::scale_tokens(&mut q, factors);
+        }
+        let mixed = mix(&q, &normed, &k_rot);
+        let lse = q.pool().act(0, 0);
+        let (gate_extra, extra) = (Vec::new(), Vec::new());
+        let (kv, gate, latent) = (None, None, None);
+        Saved { q, kv, q_raw: None, k_raw: None, v_raw: None, mixed, gate, gate_extra, lse, extra, latent }
     }
 
     /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, and what backward needs.

@@ -96,6 +96,11 @@ pub trait Formula: Debug + Send + Sync {
         None
     }
 
+    /// Whether [`Formula::low_rank`] has all that it adds, with A and B row by row.
+    fn is_low_rank(&self) -> bool {
+        false
+    }
+
     /// The output of the module `[tokens, out_features]` for `x [tokens, in_features]`, plus `residual` of that shape if given;
     /// and what [`Formula::backward`] needs again. By default it is that of the base and [`Formula::low_rank`].
     fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {

@@ -1,9 +1,11 @@
 //! The walk for text that grows: texts of any lengths continue, each by one token or by many, from what their caches
 //! hold. A text's logits do not depend on the other texts in the walk. Nor do they depend on how its tokens were cut
-//! into walks, except for the rounding of recurrences: these take 16 or more tokens of a text in chunks.
+//! into walks, except for the rounding of recurrences: these take 16 or more tokens of a text in chunks. Where caches keep
+//! latents, they depend on where the prompt ends ([`TextCache::expect_prompt`]).
 use super::Model;
+use super::layer_cache::{LatentText, LayerCache, over_latents};
 use super::pictures::{Placed, put};
-use crate::attention::{self as mixed, Attention};
+use crate::attention::{self as mixed, Attention, Qkv};
 use crate::blocks::Walk;
 use crate::delta_net::{self, DeltaNet};
 use crate::mamba::{self, Mamba};
@@ -31,18 +33,25 @@ use tunesmith_ops::par;
 /// Up to so many tokens of a text ask its cache one by one. More are worth laying keys and values out as a batch.
 const FEW: usize = 16;
 
+/// So many new tokens of a prompt are worth making keys and values of all its latents again. With `nope + rope` features of a key,
+/// `value` of a value, and latents of `rank`, a token saves `2 rank - nope - value` products with each earlier token, for which
+/// `rank (nope + value)` are spent: as much with 171 new tokens in the sizes of all `DeepSeek` models (128, 64, 128, and 512).
+const MANY: usize = 171;
+
 /// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
 #[derive(Debug, Clone)]
 pub struct TextCache {
     tokens: Vec<u32>,
     /// Of each attention, in the order of the blocks.
-    layers: Vec<KeyValues>,
+    layers: Vec<LayerCache>,
     /// Of each mixer that keeps a state, in the order of the blocks.
     recurrent: Vec<Recurrent>,
     /// Its pictures, in the order of their rows.
     images: Vec<Shown>,
     /// How many tokens were read first: in a model whose prompts are read both ways, they are the prompt.
     prompt: usize,
+    /// Over latents, tokens before this position are computed as in training, and those from it on by absorbed projections.
+    as_heads: usize,
 }
 
 /// A picture of a text.
@@ -81,12 +90,21 @@ impl TextCache {
     /// Bytes of keys and values, and of states.
     pub fn bytes(&self) -> usize {
         let states: usize = self.recurrent.iter().map(Recurrent::bytes).sum();
-        states + self.layers.iter().map(KeyValues::bytes).sum::<usize>()
+        states + self.layers.iter().map(LayerCache::bytes).sum::<usize>()
+    }
+
+    /// Says that its first `length` tokens are a prompt, so that it makes no difference into which walks they are cut. Otherwise the first
+    /// walk's tokens are. Where it already holds tokens, a few more are taken as if the model had written them, which takes less
+    /// time.
+    pub fn expect_prompt(&mut self, length: usize) {
+        if self.tokens.is_empty() || length >= self.tokens.len() + MANY {
+            self.as_heads = length;
+        }
     }
 
     /// Gives up what it holds but its pictures, and returns its tokens: what has to be read again.
     pub fn give_up(&mut self) -> Vec<u32> {
-        self.layers.iter_mut().for_each(KeyValues::clear);
+        self.layers.iter_mut().for_each(LayerCache::clear);
         self.recurrent.fill(Recurrent::default());
         std::mem::take(&mut self.tokens)
     }
@@ -143,13 +161,13 @@ impl Logits {
 impl Model {
     /// The cache of a text without tokens.
     pub fn cache(&self) -> TextCache {
-        let of = |attention: &Attention| KeyValues::new(attention.heads, attention.how.window);
         TextCache {
             tokens: Vec::new(),
-            layers: self.blocks.attentions().map(of).collect(),
+            layers: self.blocks.attentions().map(|part| LayerCache::new(part, self.device())).collect(),
             recurrent: self.blocks.recurrent().map(|_| Recurrent::default()).collect(),
             images: Vec::new(),
             prompt: 0,
+            as_heads: 0,
         }
     }
 
@@ -210,13 +228,17 @@ impl Model {
             if self.has_prefix() && cache.prompt == 0 {
                 cache.prompt = cache.tokens.len();
             }
+            if cache.as_heads == 0 {
+                cache.as_heads = cache.tokens.len() - *drafted;
+            }
             if self.turns_otherwise(start, cache.tokens.len()) {
                 cache.layers = self.cache().layers;
                 cache.recurrent.fill(Recurrent::default());
                 start = 0;
             }
-            let TextCache { tokens, layers, recurrent, images, prompt } = &mut **cache;
-            growth.push(Growth { layers, recurrent, tokens, images, prompt: *prompt, start, asked: *drafted + 1 });
+            let TextCache { tokens, layers, recurrent, images, prompt, as_heads } = &mut **cache;
+            let (prompt, as_heads, asked) = (*prompt, *as_heads, *drafted + 1);
+            growth.push(Growth { layers, recurrent, tokens, images, prompt, as_heads, start, asked });
         }
         if self.shards.gathers() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
@@ -324,7 +346,7 @@ impl Model {
         let x = self.blocks.forward_by(&walk, &pass, x, &mut caches)?;
         for shared in self.blocks.attentions().filter(|attention| attention.shares) {
             for text in texts.iter_mut() {
-                text.layers[shared.layer].trim();
+                text.layers[shared.layer].heads_mut().trim();
             }
         }
         self.at_head(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
@@ -333,12 +355,14 @@ impl Model {
 
 /// A text in a walk: what its blocks hold reaches to `start`.
 struct Growth<'a> {
-    layers: &'a mut [KeyValues],
+    layers: &'a mut [LayerCache],
     recurrent: &'a mut [Recurrent],
     tokens: &'a [u32],
     images: &'a [Shown],
     /// Where its tokens see each other, the first of them.
     prompt: usize,
+    /// As [`TextCache::as_heads`].
+    as_heads: usize,
     start: usize,
     /// Of so many of its last tokens the head says what comes next.
     asked: usize,
@@ -347,6 +371,15 @@ struct Growth<'a> {
 impl Growth<'_> {
     fn fresh(&self) -> &[u32] {
         &self.tokens[self.start..]
+    }
+
+    /// What its cache holds of latent attention, if it does.
+    fn latents(&mut self, layer: usize) -> Option<LatentText<'_>> {
+        let (count, prompt) = (self.fresh().len(), self.as_heads);
+        match &mut self.layers[layer] {
+            LayerCache::Latents(cache) => Some(LatentText { cache, count, prompt }),
+            LayerCache::Heads(_) => None,
+        }
     }
 
     /// The runs of pictures' rows among the new tokens, as positions in the text, and of each its picture and the place of
@@ -387,17 +420,22 @@ impl OverCaches<'_, '_> {
 impl Mixing for OverCaches<'_, '_> {
     fn attention(&mut self, part: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> mixed::Saved {
         let (layer, heads, how) = (part.kv_layer(), part.heads, part.how);
+        let mut latents: Vec<_> = self.texts.iter_mut().filter_map(|text| text.latents(layer)).collect();
+        if let (false, Qkv::Latent(latent)) = (latents.is_empty(), &part.qkv) {
+            return over_latents((part, latent), pass, h, rows, &mut latents);
+        }
+        drop(latents);
         let owns = layer == part.layer;
         part.forward_by(pass, h, rows, |q, k, v, sinks| {
             let mut start = 0;
             for text in self.texts.iter_mut() {
                 let count = text.fresh().len();
                 if owns {
-                    text.layers[layer].append(k, v, start, count);
+                    text.layers[layer].heads_mut().append(k, v, start, count);
                 }
                 start += count;
             }
-            let caches: Vec<&KeyValues> = self.texts.iter().map(|text| &text.layers[layer]).collect();
+            let caches: Vec<&KeyValues> = self.texts.iter().map(|text| text.layers[layer].heads()).collect();
             let spans = rows.outputs.spans(how.window);
             let mixed = if self.few && spans.iter().all(|span| span.ranges.is_none()) {
                 let texts = caches.iter().zip(spans);
@@ -414,7 +452,7 @@ impl Mixing for OverCaches<'_, '_> {
             };
             if owns && !part.shares {
                 for text in self.texts.iter_mut() {
-                    text.layers[layer].trim();
+                    text.layers[layer].heads_mut().trim();
                 }
             }
             mixed
@@ -434,7 +472,7 @@ impl Mixing for OverCaches<'_, '_> {
             return None;
         }
         let &[position] = &span.positions[..] else { return None };
-        let layer = &mut text.layers[part.layer];
+        let layer = text.layers[part.layer].heads_mut();
         let mixed = part.forward_vector(pass, &h(), rows, |q, k, v, sinks| {
             layer.append_vectors(k, v);
             attention::decode_vector(q, (layer, position), sinks, part.heads, part.how)
