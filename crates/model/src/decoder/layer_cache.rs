@@ -140,18 +140,10 @@ fn halves<'a>(cache: &'a Latents, span: &Span, prompt: usize) -> [Option<Share<'
 }
 
 /// The mixed values of queries that absorb the projections.
-fn as_latents(
-    part: &Attention,
-    latent: &Latent,
-    pass: &Pass<'_>,
-    q: &Activation,
-    shares: &[Share<'_>],
-) -> Activation {
+fn as_latents(part: &Attention, latent: &Latent, pass: &Pass<'_>, q: &Activation, shares: &[Share<'_>]) -> Activation {
     let positions = |share: &Share<'_>| share.span.positions.clone();
-    let queries: Vec<(&Latents, usize)> = shares
-        .iter()
-        .flat_map(|share| positions(share).into_iter().map(|position| (share.cache, position)))
-        .collect();
+    let queries: Vec<(&Latents, usize)> =
+        shares.iter().flat_map(|share| positions(share).into_iter().map(|position| (share.cache, position))).collect();
     latent.decode(pass, q, &queries, part.how.scale)
 }
 

@@ -459,6 +459,28 @@ impl Mixing for OverCaches<'_, '_> {
         })
     }
 
+    fn attention_of_one(
+        &mut self,
+        part: &Attention,
+        pass: &Pass<'_>,
+        rows: BlockRows<'_>,
+        h: &dyn Fn() -> Activation,
+    ) -> Option<Activation> {
+        let [text] = &mut *self.texts else { return None };
+        let [span] = rows.outputs.spans(part.how.window) else { return None };
+        if !self.few || span.ranges.is_some() || !part.takes_vectors(pass, rows) {
+            return None;
+        }
+        let &[position] = &span.positions[..] else { return None };
+        let layer = text.layers[part.layer].heads_mut();
+        let mixed = part.forward_vector(pass, &h(), rows, |q, k, v, sinks| {
+            layer.append_vectors(k, v);
+            attention::decode_vector(q, (layer, position), sinks, part.heads, part.how)
+        });
+        layer.trim();
+        Some(mixed)
+    }
+
     fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, _: BlockRows<'_>) -> delta_net::Saved {
         let (counts, texts) = self.recurrent(part.number);
         let texts = RefCell::new(texts);

@@ -1,5 +1,5 @@
 //! An interleaved matrix has the numbers of the one that it was made of, and products of one order of sums, to the bit.
-use super::{Init, Interleaved, Matrix, Store, Term, matmul, matmul_transposed};
+use super::{Init, Interleaved, Matrix, Store, Term, matmul, matmul_transposed, matvec, matvec_grouped};
 use crate::activation::{Activation, Number, Pool};
 use crate::quant::{EIGHTH, Eight, Format, Quantized, encode};
 use crate::simd::Level;
@@ -158,6 +158,40 @@ fn a_transposed_product_has_the_same_sums() {
                     check(name, Store::Interleaved(&Interleaved::new(store, width).expect(name)));
                 });
             }
+        }
+    });
+}
+
+#[test]
+fn products_with_a_vector_have_the_sums_of_one_token() {
+    each_level(|level| {
+        for (rows, width) in [(1, 1), (7, 33), (16, 64), (53, 601), (210, 320)] {
+            let (pool, bias) = (Pool::new(), numbers(5, rows));
+            let x = Activation::from_rows(&pool, &numbers(1, width), width);
+            let vector = x.to_vector();
+            assert_eq!((vector.tokens(), vector.features(), vector.to_rows()), (width, 1, x.to_rows()));
+            let start = Activation::from_rows(&pool, &numbers(6, rows), rows);
+            let check = |name: &str, store: Store<'_>| {
+                let matrix = Matrix::rows(store, width);
+                let inits = [Init::Zero, Init::Bias((&bias[..]).into()), Init::Add(&start), Init::Out];
+                let expected = inits.map(|init| {
+                    let mut out = start.copy();
+                    matmul(&mut out, init, &[Term { matrix, x: &x }]);
+                    out.to_rows()
+                });
+                for (init, expected) in inits.into_iter().zip(&expected) {
+                    let mut out = start.copy();
+                    matvec(&mut out, init, matrix, &vector);
+                    assert!(out.to_rows() == *expected, "{level:?} {name}, {rows} x {width}");
+                }
+                let both = matvec_grouped(&[(rows, inits[0], matrix), (rows, inits[1], matrix)], &vector);
+                let same = both.iter().zip(&expected).all(|(got, expected)| got.to_rows() == *expected);
+                assert!(same, "{level:?} {name}, {rows} x {width}");
+            };
+            each_form(rows, width, |name, store| {
+                check(name, store);
+                check(name, Store::Interleaved(&Interleaved::new(store, width).expect(name)));
+            });
         }
     });
 }
