@@ -5,9 +5,9 @@ use crate::gemm::interleaved::{Interleaved, Numbers};
 use crate::quant::{EIGHTH, Format};
 use crate::simd::{Number, Simd, prefetch_far};
 
-/// Bytes from what is multiplied to what is fetched meanwhile, of all blocks that are multiplied side by side: less, and memory is waited for;
-/// more, and the last blocks fetch more that nobody reads.
-const AHEAD: usize = 8192;
+/// Bytes of a block of sixteen rows from what is multiplied to what is fetched meanwhile: less, and memory is waited for; more, and the
+/// last blocks fetch more that nobody reads.
+const AHEAD: usize = 2048;
 /// Blocks of a row from the scales that are multiplied to those that are fetched meanwhile.
 const SCALES_AHEAD: usize = 8;
 /// Columns between two looks at what to fetch.
@@ -31,8 +31,7 @@ pub(super) trait Columns<S: Simd>: Source<S> {
     /// row `groups` blocks later: those between are multiplied side by side.
     #[inline(always)]
     fn distance(k: usize, width: usize, groups: usize) -> usize {
-        let ahead = AHEAD / groups;
-        if k + ahead / Self::BYTES < width { ahead } else { ahead + (groups - 1) * width * Self::BYTES }
+        if k + AHEAD / Self::BYTES < width { AHEAD } else { AHEAD + (groups - 1) * width * Self::BYTES }
     }
     /// The scales at column `k`.
     ///
