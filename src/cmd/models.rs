@@ -216,6 +216,7 @@ fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
                 mamba = format!("{} heads of {}, states of {}, {groups}", spec.heads, spec.dim, spec.state);
             }
             PartSpec::Attention(_)
+            | PartSpec::CrossAttention(_)
             | PartSpec::Mlp { .. }
             | PartSpec::PlainMlp { .. }
             | PartSpec::Experts

@@ -280,7 +280,8 @@ pub(crate) fn image_dir(config: &Config) -> PathBuf {
 /// What is trained of encoder and connector.
 fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
     let tuning = &config.tuning;
-    let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored);
+    // There may be none.
+    let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored) && !vision.connector.steps.is_empty();
     VisionTraining {
         connector,
         newline: vision.any_res.is_some() && !tuning.mode.adapts() && connector,

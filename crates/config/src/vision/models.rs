@@ -3,6 +3,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::across;
 use super::chat::{ChatForm, ChatImages};
 use super::connector::{Connector, Pairing};
 use super::connectors;
@@ -22,9 +23,9 @@ const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 const LAYER: &str = "vision_feature_layer";
 
 /// The model types below, whose models see images, for messages.
-pub const SEEING: &str = "gemma3, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm";
+pub const SEEING: &str = "gemma3, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm, vision-encoder-decoder";
 
-fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
+pub(super) fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     let text = read_text(path)?.ok_or_else(|| {
         Error::model(format!("{}: no such file", path.display()))
             .hint(format!("{} must be a model's folder in Hugging Face's form", dir.display()))
@@ -33,7 +34,7 @@ fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
 }
 
 /// The encoder that `source` describes; `class` is taken where that does not say which it is.
-fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
+pub(super) fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
     let kind = source.text("model_type")?.or(class).unwrap_or_default().to_owned();
     let known = |family: &&&EncoderFamily| family.model_types.contains(&kind.as_str());
     let family = ENCODERS.iter().find(known).ok_or_else(|| {
@@ -253,7 +254,7 @@ fn whole(source: &Source<'_>, encoder: Encoder, decoder_size: usize) -> Result<V
     Ok(joined(encoder, connector))
 }
 
-fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
+pub(super) fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
     let training = VisionTraining::default();
     VisionArch {
         encoder,
@@ -262,6 +263,7 @@ fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
         mrope: None,
         bidirectional: false,
         prefix: false,
+        start_token: None,
         any_res: None,
         world: None,
         chat: None,
@@ -285,6 +287,7 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         "mistral3" => mistral3(&source, decoder_size),
         "paligemma" => paligemma(&source, decoder_size),
         "internvl" => internvl(&source, decoder_size),
+        "vision-encoder-decoder" => across::read(dir, &source, decoder_size),
         kind @ ("qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_5" | "qwen3_5_moe") => qwen_vl(&source, kind, decoder_size),
         other => Err(source.not_yet(format!("images in a model of model_type {other:?}")).hint(format!(
             "models that see images in this version: {SEEING}; or set vision.encoder, or leave rows with images out; data.format: text trains on their text alone"

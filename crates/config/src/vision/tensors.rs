@@ -239,13 +239,31 @@ impl VisionArch {
         }
         modules.extend(self.world.iter().map(|world| end(&world.projector.module())));
         if training.encoder {
-            modules.push(end(&encoder.prefix));
+            modules.extend(self.encoder_modules().iter().map(|module| end(module)));
         } else {
             let first = encoder.feature.blocks.saturating_sub(training.last_blocks);
             let block = |layer: usize| end(&encoder.block_name(layer, ""));
             modules.extend((first..encoder.feature.blocks).map(block));
         }
         modules
+    }
+
+    /// The modules that hold all of the encoder. PEFT takes each module whose name ends with one of these: an `encoder` within an
+    /// `encoder` would be taken twice, so that the outer one's parts are named.
+    fn encoder_modules(&self) -> Vec<String> {
+        let Encoder { prefix, names, .. } = &self.encoder;
+        let module = prefix.trim_end_matches('.');
+        if names.blocks.split('.').next() != Some(module) {
+            return vec![module.to_owned()];
+        }
+        let mut parts = Vec::new();
+        for spec in self.encoder.tensors() {
+            let part = spec.name.split('.').take(2).collect::<Vec<_>>().join(".");
+            if !parts.contains(&part) {
+                parts.push(part);
+            }
+        }
+        parts
     }
 
     /// Linear modules of the encoder that get an adapter; `all-linear` names all of its blocks.
@@ -279,7 +297,8 @@ impl VisionArch {
         if let Some(inner) = name.strip_prefix(&self.encoder.prefix) {
             let replace = |inner: String, (ours, stored): &(&str, &str)| inner.replace(ours, stored);
             let older = self.encoder.names.stored.iter().fold(inner.to_owned(), replace);
-            for (prefix, inner) in PREFIXES.iter().flat_map(|prefix| [(prefix, inner), (prefix, &older)]) {
+            let own = self.encoder.prefix.as_str();
+            for (prefix, inner) in [own].iter().chain(&PREFIXES).flat_map(|prefix| [(prefix, inner), (prefix, &older)]) {
                 add(format!("{prefix}vision_model.{inner}"));
                 add(format!("{prefix}{inner}"));
             }
