@@ -351,7 +351,7 @@ impl Naming {
 /// Whether a tensor or module belongs to the vision or audio part of a multimodal model.
 pub fn is_beside(plain: &str) -> bool {
     let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver", "world_encoder"];
-    let of_pair = [ENCODER, PROJECTION].iter().any(|part| plain.starts_with(part));
+    let of_pair = [ENCODER, PROJECTION].iter().any(|part| plain.starts_with(part)) || plain == ENCODER.trim_end_matches('.');
     !is_decoders(plain) && (of_pair || parts.iter().any(|part| plain.contains(part)))
 }
 

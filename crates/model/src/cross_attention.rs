@@ -9,7 +9,6 @@ use super::projections::Projections;
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
-use tunesmith_ops::spans::Span;
 
 #[derive(Debug)]
 pub struct CrossAttention {

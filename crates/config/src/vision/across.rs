@@ -1,12 +1,8 @@
 //! `VisionEncoderDecoderModel`: the decoder reads the encoder's rows by cross-attention, class token included. A linear module brings them
 //! to its width where the two differ.
-use std::path::Path;
-
 use super::connector::{Connector, Step};
-use super::encoder::Feature;
-use super::models::{encoder, joined, open};
-use super::{Encoder, VisionArch};
-use crate::hf_json::{Source, read_text};
+use super::encoder::{Encoder, Feature};
+use crate::hf_json::Source;
 use crate::wrapped::{ENCODER, ENCODER_DECODER, PROJECTION};
 use tunesmith_base::error::Result;
 
@@ -15,15 +11,19 @@ const ENCODERS: [&str; 5] = ["clip_vision_model", "dinov2", "dinov2_with_registe
 /// The token that begins a text.
 const START: &str = "decoder_start_token_id";
 
-pub(super) fn read(dir: &Path, source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let part = source.part("encoder")?;
+/// Refuses an encoder whose class is another.
+pub(super) fn check(source: &Source<'_>, part: &Source<'_>) -> Result<()> {
     let kind = part.text("model_type")?.unwrap_or_default();
-    if !ENCODERS.contains(&kind) {
-        return Err(source
-            .not_yet(format!("encoder.model_type {kind:?} in a {} model", ENCODER_DECODER.model_type))
-            .hint(format!("encoders in this version: {}", ENCODERS.join(", "))));
+    if ENCODERS.contains(&kind) {
+        return Ok(());
     }
-    let encoder = encoder(&part, None)?;
+    Err(source
+        .not_yet(format!("encoder.model_type {kind:?} in a {} model", ENCODER_DECODER.model_type))
+        .hint(format!("encoders in this version: {}", ENCODERS.join(", "))))
+}
+
+/// The encoder as the decoder reads it, and what brings its rows to the decoder's width.
+pub(super) fn parts(source: &Source<'_>, encoder: Encoder, decoder_size: usize) -> Result<(Encoder, Connector)> {
     let feature = Feature { drop_prefix: false, ..encoder.feature };
     let encoder = Encoder { prefix: ENCODER.to_owned(), feature, ..encoder };
     let width = encoder.hidden_size;
@@ -41,21 +41,18 @@ pub(super) fn read(dir: &Path, source: &Source<'_>, decoder_size: usize) -> Resu
     } else {
         vec![Step::linear(PROJECTION.to_owned(), [width, decoder_size], true)]
     };
-    let connector = Connector { kind: "linear", encoder_size: width, decoder_size, steps, stored: true };
-    Ok(VisionArch { start_token: Some(start_token(dir, source)?), ..joined(encoder, connector) })
+    Ok((encoder, Connector { kind: "linear", encoder_size: width, decoder_size, steps, stored: true }))
 }
 
 /// The token that begins a text: that of `config.json`, with which the class trains. `generate` takes that of
 /// `generation_config.json`, so that both must be the same.
-fn start_token(dir: &Path, source: &Source<'_>) -> Result<u32> {
-    let path = dir.join("generation_config.json");
-    let generation = read_text(&path)?.map(|_| open(dir, &path)).transpose()?;
+pub(super) fn start_token(source: &Source<'_>, generation: Option<&Source<'_>>) -> Result<u32> {
     let id = |source: &Source<'_>| match source.token_ids(START)?[..] {
         [] => Ok(None),
         [id] => Ok(Some(id)),
         _ => Err(source.mismatch(START, "a token id")),
     };
-    let of_generation = generation.as_ref().map(id).transpose()?.flatten();
+    let of_generation = generation.map(id).transpose()?.flatten();
     match (id(source)?, of_generation) {
         (Some(own), Some(other)) if own != other => {
             Err(source.mismatch(START, &format!("{other}, as generation_config.json has it")))

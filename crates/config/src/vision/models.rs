@@ -25,7 +25,7 @@ const LAYER: &str = "vision_feature_layer";
 /// The model types below, whose models see images, for messages.
 pub const SEEING: &str = "gemma3, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm, vision-encoder-decoder";
 
-pub(super) fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
+fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     let text = read_text(path)?.ok_or_else(|| {
         Error::model(format!("{}: no such file", path.display()))
             .hint(format!("{} must be a model's folder in Hugging Face's form", dir.display()))
@@ -34,7 +34,7 @@ pub(super) fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
 }
 
 /// The encoder that `source` describes; `class` is taken where that does not say which it is.
-pub(super) fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
+fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
     let kind = source.text("model_type")?.or(class).unwrap_or_default().to_owned();
     let known = |family: &&&EncoderFamily| family.model_types.contains(&kind.as_str());
     let family = ENCODERS.iter().find(known).ok_or_else(|| {
@@ -193,6 +193,16 @@ fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     Ok(VisionArch { chat, ..whole(source, encoder, decoder_size)? })
 }
 
+fn encoder_decoder(dir: &Path, source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
+    let part = source.part("encoder")?;
+    across::check(source, &part)?;
+    let (encoder, connector) = across::parts(source, encoder(&part, None)?, decoder_size)?;
+    let path = dir.join("generation_config.json");
+    let generation = read_text(&path)?.map(|text| Source::parse(&text, &path)).transpose()?;
+    let start_token = Some(across::start_token(source, generation.as_ref())?);
+    Ok(VisionArch { start_token, ..joined(encoder, connector) })
+}
+
 /// Qwen's models from Qwen2-VL on.
 fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<VisionArch> {
     let vision = source.part("vision_config")?;
@@ -254,7 +264,7 @@ fn whole(source: &Source<'_>, encoder: Encoder, decoder_size: usize) -> Result<V
     Ok(joined(encoder, connector))
 }
 
-pub(super) fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
+fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
     let training = VisionTraining::default();
     VisionArch {
         encoder,
@@ -287,7 +297,7 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         "mistral3" => mistral3(&source, decoder_size),
         "paligemma" => paligemma(&source, decoder_size),
         "internvl" => internvl(&source, decoder_size),
-        "vision-encoder-decoder" => across::read(dir, &source, decoder_size),
+        "vision-encoder-decoder" => encoder_decoder(dir, &source, decoder_size),
         kind @ ("qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_5" | "qwen3_5_moe") => qwen_vl(&source, kind, decoder_size),
         other => Err(source.not_yet(format!("images in a model of model_type {other:?}")).hint(format!(
             "models that see images in this version: {SEEING}; or set vision.encoder, or leave rows with images out; data.format: text trains on their text alone"

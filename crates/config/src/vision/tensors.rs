@@ -248,22 +248,26 @@ impl VisionArch {
         modules
     }
 
-    /// The modules that hold all of the encoder. PEFT takes each module whose name ends with one of these: an `encoder` within an
-    /// `encoder` would be taken twice, so that the outer one's parts are named.
+    /// The modules that hold all of the encoder that pictures come through. PEFT takes each module whose name ends with one of these, and
+    /// all that is in it. An encoder beside a decoder that reads it by cross-attention is called `encoder`, may have an `encoder` in
+    /// it, and has a pooler, so that its parts are named: a list of blocks is no module that PEFT takes.
     fn encoder_modules(&self) -> Vec<String> {
-        let Encoder { prefix, names, .. } = &self.encoder;
-        let module = prefix.trim_end_matches('.');
-        if names.blocks.split('.').next() != Some(module) {
-            return vec![module.to_owned()];
+        let Encoder { prefix, feature, .. } = &self.encoder;
+        if self.start_token.is_none() {
+            return vec![prefix.trim_end_matches('.').to_owned()];
         }
-        let mut parts = Vec::new();
+        let blocks: Vec<String> = (0..feature.blocks).map(|layer| self.encoder.block_name(layer, "")).collect();
+        let mut modules = Vec::new();
         for spec in self.encoder.tensors() {
-            let part = spec.name.split('.').take(2).collect::<Vec<_>>().join(".");
-            if !parts.contains(&part) {
-                parts.push(part);
+            let module = match blocks.iter().find(|block| spec.name.starts_with(*block)) {
+                Some(block) => block.trim_end_matches('.').to_owned(),
+                None => spec.name.split('.').take(2).collect::<Vec<_>>().join("."),
+            };
+            if !modules.contains(&module) {
+                modules.push(module);
             }
         }
-        parts
+        modules
     }
 
     /// Linear modules of the encoder that get an adapter; `all-linear` names all of its blocks.

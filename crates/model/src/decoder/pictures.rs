@@ -9,11 +9,13 @@ use crate::positions::{Positions, Shown};
 use crate::vision::{Splice, Trace, Training, by_sequence};
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::Arc;
 use tunesmith_base::error::Result;
+use tunesmith_config::vision::VisionArch;
 use tunesmith_data::batch::{Batch, IGNORE, ImageRows};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::spans::Window;
-use tunesmith_vision::Pixels;
+use tunesmith_vision::{Pixels, Tile};
 
 /// The pictures of a pass: their rows of each connector before they are in the stream, and what their backward needs.
 pub(super) struct Seen {
@@ -59,6 +61,22 @@ pub(super) fn put(splice: &Splice, x: &Activation, mut features: Vec<Activation>
 }
 
 impl Model {
+    /// An image of these numbers, of the size for which the encoder has positions, with the first token of a text for its rows: for a
+    /// model whose decoder reads it by cross-attention. Empty without an encoder.
+    pub fn image_of(&self, number: impl Fn(usize) -> f32) -> Vec<ImageRows> {
+        let of = |vision: &Arc<VisionArch>| {
+            let [rows, columns] = vision.encoder.grid;
+            let numbers = rows * columns * vision.encoder.patch_values();
+            let pixels = Pixels {
+                patches: (0..numbers).map(&number).collect(),
+                tiles: vec![Tile { rows, columns }],
+                ..Pixels::default()
+            };
+            ImageRows { runs: std::iter::once(0..1).collect(), pixels: Arc::new(pixels) }
+        };
+        self.arch.vision.iter().map(of).collect()
+    }
+
     /// The windows of the blocks, each once.
     fn windows(&self) -> Vec<Option<Window>> {
         let mut windows: Vec<Option<Window>> = Vec::new();
