@@ -41,7 +41,10 @@ fn fixture(name: &str) -> Fixture {
     if name == CAPTIONER {
         let fixture = captioner("across_vit");
         let rows = ["rgb.png", "wide.png", "tall.png", "rgba.png"].into_iter().enumerate().map(
-            |(number, file)| json!({"image": golden("pixels").join(file), "caption": ["a cat", "the sea"][number % 2]}),
+            |(number, file)| {
+                let caption = ["a cat", "the sea"][number % 2];
+                json!({"image": golden("pixels").join(file), "caption": caption})
+            },
         );
         let rows: Vec<Value> = rows.collect();
         write_rows(&fixture.path("train.jsonl"), rows[..2].to_vec());
