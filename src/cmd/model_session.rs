@@ -149,7 +149,8 @@ impl AskArgs {
                 }
                 let mut parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;
                 let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
-                let found = look(&config, seer, sees || peft::changes_encoder(dir)?, &downloads)?;
+                let found =
+                    look(&config, seer, sees || sees_always(&parts) || peft::changes_encoder(dir)?, &downloads)?;
                 sight = found.map(|sight| sight.of_adapter(dir)).transpose()?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 let adapter = LoadedAdapter::open(dir, &parts.arch)?;
@@ -161,7 +162,7 @@ impl AskArgs {
                 let below = if other.is_some() { &[][..] } else { &config.tuning.adapters };
                 let mut parts = Parts::open(&model_dir, below, &Vocabulary::default())?;
                 let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
-                sight = look(&of_result(&config, &model_dir), seer, sees, &downloads)?;
+                sight = look(&of_result(&config, &model_dir), seer, sees || sees_always(&parts), &downloads)?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 config.tuning.mode = Mode::Lora;
                 config.tuning.lora = idle(&parts.arch);
@@ -219,6 +220,11 @@ impl AskArgs {
             None => Ok(None),
         }
     }
+}
+
+/// Whether the model reads an image beside each text.
+fn sees_always(parts: &Parts) -> bool {
+    parts.arch.reads_images_across()
 }
 
 /// The image encoder, if it is needed: because images are given, its settings say so, or the model's folder has one in files of its own.

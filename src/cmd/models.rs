@@ -2,6 +2,7 @@
 use super::terminal::{print, print_exact};
 use super::{models_adapters, models_memory};
 use crate::config::FAMILIES;
+use crate::config::arch::ENCODER_DECODER;
 use crate::config::arch::{AltUpSpec, Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
 use crate::config::vision::{CONNECTORS, ENCODERS};
 use crate::error::Result;
@@ -44,6 +45,8 @@ fn list() -> String {
     for wrapper in WRAPPERS {
         let _ = writeln!(out, "{:16}  {}", wrapper.model_type, wrapper.models);
     }
+    let _ = writeln!(out, "\nAn image encoder, and a GPT-2 that reads its output by cross-attention:");
+    let _ = writeln!(out, "{:16}  {}", ENCODER_DECODER.model_type, ENCODER_DECODER.models);
     out.push_str("\nImage encoders, of multimodal models or for vision.encoder:\n");
     for encoder in ENCODERS {
         let _ = writeln!(out, "{:20}  {}", encoder.model_types.first().unwrap_or(&""), encoder.models);
@@ -67,7 +70,7 @@ pub fn table() -> String {
 /// The table of multimodal models in docs/models.md.
 pub fn wrappers() -> String {
     let mut out = String::from("| `model_type` | models | class in Transformers |\n|---|---|---|\n");
-    for wrapper in WRAPPERS {
+    for wrapper in WRAPPERS.iter().chain([&ENCODER_DECODER]) {
         let _ = writeln!(out, "| `{}` | {} | `{}` |", wrapper.model_type, wrapper.models, wrapper.class_name);
     }
     out
@@ -86,10 +89,12 @@ fn describe(arch: &Arch) -> Result<String> {
     line("family", format!("{} ({})", arch.family.model_type, arch.family.models));
     if let Some(wrapper) = arch.wrapper {
         let modules = wrapper.module("model.layers");
-        line(
-            "inside",
-            format!("{} ({}): {modules}, trained on text; the rest stays as it is", wrapper.model_type, wrapper.models),
-        );
+        let how = if arch.reads_images_across() {
+            "which reads an image by cross-attention"
+        } else {
+            "trained on text; the rest stays as it is"
+        };
+        line("inside", format!("{} ({}): {modules}, {how}", wrapper.model_type, wrapper.models));
     }
     line("parameters", format!("{:.1} M", parameters as f64 / 1e6));
     line("blocks", arch.num_hidden_layers.to_string());
@@ -216,6 +221,7 @@ fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
                 mamba = format!("{} heads of {}, states of {}, {groups}", spec.heads, spec.dim, spec.state);
             }
             PartSpec::Attention(_)
+            | PartSpec::CrossAttention(_)
             | PartSpec::Mlp { .. }
             | PartSpec::PlainMlp { .. }
             | PartSpec::Experts

@@ -193,6 +193,9 @@ impl PartsArgs {
         } else if adapters.is_empty() && has_encoder(&base) {
             parts.arch.vision = Some(Arc::new(VisionArch::of_model(&base, parts.arch.hidden_size)?));
         }
+        if parts.arch.reads_images_across() && parts.arch.vision.is_none() {
+            parts.arch.vision = Some(Arc::new(VisionArch::of_model(&base, parts.arch.hidden_size)?));
+        }
         if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {
             parts.arch.score = score_head(one)?;
         }

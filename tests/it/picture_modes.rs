@@ -1,6 +1,7 @@
 //! Every model that reads images in every mode of training, packed, and asked: what the table of docs/guides/images.md says of them.
 use crate::pictures::{golden, picture, seeing, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
+use crate::vision::across::captioner;
 use serde_json::{Value, json};
 use std::fs;
 
@@ -15,7 +16,7 @@ pub const MODES: [Mode; 3] = [
 ];
 
 /// The models that are trained in each mode, packed, and asked about an image.
-pub const SEEING: [&str; 13] = [
+pub const SEEING: [&str; 14] = [
     "gemma3",
     "idefics3",
     "internvl",
@@ -29,10 +30,25 @@ pub const SEEING: [&str; 13] = [
     "qwen3_5_moe",
     "qwen3_vl",
     "smolvlm",
+    CAPTIONER,
 ];
+
+/// Whose rows are captions.
+const CAPTIONER: &str = "vision-encoder-decoder";
 
 /// A fixture with rows of one image each. Idefics3 has the golden model of SmolVLM, which is the same under other names.
 fn fixture(name: &str) -> Fixture {
+    if name == CAPTIONER {
+        let fixture = captioner("across_vit");
+        let rows = ["rgb.png", "wide.png", "tall.png", "rgba.png"].into_iter().enumerate().map(|(number, file)| {
+            let caption = ["a cat", "the sea"][number % 2];
+            json!({"image": golden("pixels").join(file), "caption": caption})
+        });
+        let rows: Vec<Value> = rows.collect();
+        write_rows(&fixture.path("train.jsonl"), rows[..2].to_vec());
+        write_rows(&fixture.path("val.jsonl"), rows[2..].to_vec());
+        return fixture;
+    }
     let fixture = seeing(if name == "idefics3" { "smolvlm" } else { name });
     if name == "idefics3" {
         for (file, names) in [
@@ -91,7 +107,8 @@ fn every_model_trains_in_every_mode_packed_and_answers() {
             assert!(found[11] < 0.9 * found[0], "{name}, {mode} learns nothing: {found:?}");
             let config = config.display().to_string();
             let file = picture("rgb.png");
-            let asked = tunesmith(&["infer", &config, "--image", &file, "--prompt", "what is it?"]).output().unwrap();
+            let asked: &[&str] = if name == CAPTIONER { &[] } else { &["--prompt", "what is it?"] };
+            let asked = tunesmith(&[&["infer", &config, "--image", &file], asked].concat()).output().unwrap();
             assert!(asked.status.success(), "{name}, {mode}: {}", said(&asked));
             // The same rows in one: the loss of the first step is that of the rows.
             let packed = ["data.packing: true", "train.batch_size: 1", "train.max_steps: 1"];

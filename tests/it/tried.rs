@@ -92,7 +92,7 @@ fn table_of_images() -> String {
         let yes = |tried: bool| if tried { "yes".to_owned() } else { String::new() };
         let mut cells = vec![
             format!("`{name}`"),
-            yes(vision::EQUAL.concat().contains(&name)),
+            yes(vision::EQUAL.concat().contains(&vision::run_of(name))),
             yes(pictures::PROCESSED.contains(&name)),
             yes(keys.contains(name)),
         ];
@@ -100,7 +100,7 @@ fn table_of_images() -> String {
         cells.extend(std::iter::repeat_n(yes(true), modes.len() + 2));
         cells.push(yes(vision::ADAPTED.iter().any(|run| vision::of_model(run) == name)));
         cells.push(yes(vision::WORLDS.iter().any(|run| vision::of_model(run) == name)));
-        cells.push(yes(vision::memory::MODELS.contains(&name)));
+        cells.push(yes(vision::memory::MODELS.contains(&vision::run_of(name))));
         writeln!(text, "| {} |", cells.join(" | ")).unwrap();
     }
     text

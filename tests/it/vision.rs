@@ -1,5 +1,6 @@
 //! Models that read images against Transformers (`scripts/golden/vision.py`): logits, losses, gradients of adapters,
 //! connector and encoder, greedy generations, and twenty steps.
+pub mod across;
 mod golden;
 pub mod memory;
 mod variants;
@@ -32,12 +33,13 @@ const GRADIENT: f32 = 5e-5;
 pub const WORLDS: [&str; 6] =
     ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl", "world_paligemma"];
 /// The golden models and pairs, in parts that a test holds to PyTorch each.
-pub const EQUAL: [&[&str]; 5] = [
+pub const EQUAL: [&[&str]; 6] = [
     &["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "gemma3"],
     &["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"],
     &["internvl", "paligemma"],
     &["llava_onevision"],
     &["mistral3", "ministral3", "pixtral"],
+    &["across_vit", "across_clip", "across_siglip", "across_dinov2"],
 ];
 /// Golden runs with adapters on the encoder.
 pub const ADAPTED: [&str; 4] = ["llava_adapters", "qwen2_5_vl_adapters", "qwen3_5_adapters", "mistral3_adapters"];
@@ -50,6 +52,8 @@ fn config(name: &str) -> Config {
     (lora.r, lora.lora_alpha) = (4, 8.0);
     lora.target_modules = if name == "prefix_gpt2" {
         TargetModules::List(["c_attn", "c_proj"].map(str::to_owned).to_vec())
+    } else if name.starts_with("across") {
+        TargetModules::List(["c_attn", "q_attn", "c_proj", "c_fc"].map(str::to_owned).to_vec())
     } else if name.contains("prefix") {
         TargetModules::List(["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec())
     } else {
@@ -72,6 +76,11 @@ fn training(name: &str) -> VisionTraining {
         return VisionTraining { adapters: vec!["all-linear".into()], ..VisionTraining::default() };
     }
     everything()
+}
+
+/// A golden run of the models of that `model_type`.
+pub fn run_of(name: &str) -> &str {
+    if name == "vision-encoder-decoder" { "across_vit" } else { name }
 }
 
 /// The golden run that has the model of another: of one with adapters on the encoder, or with a second encoder, that without.
@@ -241,6 +250,11 @@ fn mistral3_and_pixtral_equal_pytorch() {
 }
 
 #[test]
+fn models_that_read_images_by_cross_attention_equal_pytorch() {
+    EQUAL[5].iter().for_each(|name| check(name));
+}
+
+#[test]
 fn a_second_encoder_equals_diffusers() {
     for name in WORLDS {
         check(name);
@@ -282,10 +296,20 @@ fn adapters_on_encoders_equal_peft() {
 
 /// One of each kind: `cuda` holds a GPU to them, early among the tests, since it takes long.
 pub fn check_of_each_kind() {
-    ["prefix", "prefix_gpt2", "gemma3", "qwen2_5_vl", "qwen3_vl", "mistral3", "llava_onevision", "qwen2_5_vl_adapters"]
-        .into_iter()
-        .chain(WORLDS)
-        .for_each(check);
+    [
+        "prefix",
+        "prefix_gpt2",
+        "across_vit",
+        "gemma3",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "mistral3",
+        "llava_onevision",
+        "qwen2_5_vl_adapters",
+    ]
+    .into_iter()
+    .chain(WORLDS)
+    .for_each(check);
 }
 
 /// What is trained of connector and encoder, and the tower's adapters, are in the adapter's files, and come back.
@@ -304,6 +328,9 @@ fn an_adapter_s_files_hold_connector_and_encoder() {
         ("gemma3", VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }),
         ("qwen3_vl", VisionTraining { connector: true, adapters: vec!["qkv".into()], ..VisionTraining::default() }),
         ("mistral3", VisionTraining { connector: true, adapters: vec!["o_proj".into()], ..VisionTraining::default() }),
+        ("across_vit", VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }),
+        ("across_siglip", VisionTraining { encoder: true, ..VisionTraining::default() }),
+        ("across_clip", VisionTraining { adapters: vec!["q_proj".into()], ..VisionTraining::default() }),
     ] {
         let mut model = trained_by(name, training);
         let arch = model.arch.clone();

@@ -1,7 +1,8 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AltUpSpec, AttentionSpec, BlockSpec, BranchSpec, GateSpec, HiddenAct, NormPlacement, PartSpec, PerLayerSpec, QkNorm,
+    AltUpSpec, AttentionSpec, BlockSpec, BranchSpec, CrossAttentionSpec, GateSpec, HiddenAct, NormPlacement, PartSpec,
+    PerLayerSpec, QkNorm,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::experts::{Clamp, ExpertGroups, ExpertNames, Experts, RouterSpec, SharedExpert};
@@ -11,7 +12,7 @@ pub use super::module_names::ModuleNames;
 pub use super::rope::{Frequencies, QueryScaling, Rope, RopeScaling};
 pub use super::tensor_specs::{LinearSpec, TensorSpec};
 pub use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
-pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_beside, is_decoders, plain_name};
+pub use super::wrapped::{ENCODER_DECODER, Naming, WRAPPERS, Wrapper, is_beside, is_decoders, plain_name};
 
 use super::bitsandbytes::Bitsandbytes;
 use super::stored_format::StoredFormat;
@@ -301,6 +302,11 @@ impl Arch {
     /// The attention of each block that has one, in order.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionSpec> {
         self.blocks.iter().filter_map(BlockSpec::attention)
+    }
+
+    /// Whether its blocks read the rows of an image by cross-attention: each text then needs one image.
+    pub fn reads_images_across(&self) -> bool {
+        self.blocks.iter().any(|block| block.cross_attention().is_some())
     }
 
     /// As [`Arch::attentions`], to change them.

@@ -100,6 +100,8 @@ pub struct BranchSpec {
 pub enum PartSpec {
     /// Causal self-attention.
     Attention(AttentionSpec),
+    /// Attention whose keys and values come from the rows of an image ([`CrossAttentionSpec::MODULE`]).
+    CrossAttention(CrossAttentionSpec),
     /// Linear attention by the gated delta rule.
     DeltaNet(DeltaNetSpec),
     /// A convolution between two gates.
@@ -156,6 +158,29 @@ pub struct AttentionSpec {
     pub k_eq_v: bool,
     /// How it makes queries, keys and values of latents; `None`: by a projection each.
     pub latent: Option<LatentSpec>,
+}
+
+/// Attention of a text's tokens over the rows of its image, which all of them see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CrossAttentionSpec {
+    /// Number of heads, of queries as of keys and values.
+    pub num_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl CrossAttentionSpec {
+    /// Its module within a block of GPT-2.
+    pub const MODULE: &str = "crossattention";
+    /// The norm before it, within the block.
+    pub const NORM: &str = "ln_cross_attn";
+    /// Its linear modules: to queries, to keys and values side by side, and of the output.
+    pub const LINEARS: [&str; 3] = ["q_attn", "c_attn", "c_proj"];
+
+    /// Width of all heads.
+    pub const fn size(self) -> usize {
+        self.num_heads * self.head_dim
+    }
 }
 
 /// Where the gate on an attention's mixed values comes from.
@@ -215,7 +240,7 @@ impl BlockSpec {
                 | PartSpec::PlainMlp { .. }
                 | PartSpec::Experts
                 | PartSpec::MlpAndExperts { .. } => (before_mlp, after_mlp),
-                PartSpec::PerLayer => (branch.norm, branch.post_norm),
+                PartSpec::PerLayer | PartSpec::CrossAttention(_) => (branch.norm, branch.post_norm),
                 PartSpec::Attention(_) | PartSpec::DeltaNet(_) | PartSpec::ShortConv(_) | PartSpec::Mamba(_) => {
                     (before_attention, after_attention)
                 }
@@ -251,6 +276,14 @@ impl BlockSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         self.branches.iter().find_map(|branch| match &branch.part {
             PartSpec::Attention(attention) => Some(attention),
+            _ => None,
+        })
+    }
+
+    /// Its attention over the rows of an image, if it has one.
+    pub fn cross_attention(&self) -> Option<&CrossAttentionSpec> {
+        self.branches.iter().find_map(|branch| match &branch.part {
+            PartSpec::CrossAttention(cross) => Some(cross),
             _ => None,
         })
     }

@@ -1,8 +1,9 @@
 //! Names and shapes of the tensors and linear modules of blocks.
 use super::arch::{
-    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, AltUpSpec, Arch, AttentionSpec, BranchSpec, DeltaNetNames,
-    DeltaNetSpec, ExpertNames, Experts, GateSpec, LAYER_SCALAR, LatentSpec, LinearSpec, MambaSpec, PER_LAYER_EMBEDDING,
-    PER_LAYER_NORM, PER_LAYER_PROJECTION, PartSpec, QkNorm, SharedExpert, ShortConvSpec, TensorSpec,
+    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, AltUpSpec, Arch, AttentionSpec, BranchSpec, CrossAttentionSpec,
+    DeltaNetNames, DeltaNetSpec, ExpertNames, Experts, GateSpec, LAYER_SCALAR, LatentSpec, LinearSpec, MambaSpec,
+    PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION, PartSpec, QkNorm, SharedExpert, ShortConvSpec,
+    TensorSpec,
 };
 
 /// A linear module within a block: name, out features, in features, bias.
@@ -162,7 +163,11 @@ impl Arch {
                 tensors.add("self_attn.kv_a_layernorm.weight", &[latent.kv_rank]);
             }
             PartSpec::Attention(attention) if self.sinks => tensors.add("self_attn.sinks", &[attention.num_heads]),
-            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::PlainMlp { .. } | PartSpec::PerLayer => {}
+            PartSpec::Attention(_)
+            | PartSpec::CrossAttention(_)
+            | PartSpec::Mlp { .. }
+            | PartSpec::PlainMlp { .. }
+            | PartSpec::PerLayer => {}
         }
         if let Some(norm) = branch.post_norm {
             tensors.all.extend(self.norm_tensors(&format!("{}.{norm}", tensors.prefix)));
@@ -260,6 +265,7 @@ impl Arch {
     fn part_linears(&self, layer: usize, part: &PartSpec) -> Vec<LinearSpec> {
         let linears = match part {
             PartSpec::Attention(attention) => self.attention_linears(attention),
+            PartSpec::CrossAttention(spec) => cross_attention_linears(*spec, self.hidden_size),
             PartSpec::DeltaNet(spec) => delta_net_linears(spec, self.hidden_size),
             PartSpec::ShortConv(spec) => short_conv_linears(spec, self.hidden_size),
             PartSpec::Mamba(spec) => mamba_linears(spec, self.module_names.mamba, self.hidden_size),
@@ -371,6 +377,13 @@ impl Arch {
 /// A module of a block.
 fn block_linear(layer: usize, (name, out_features, in_features, bias): Linear) -> LinearSpec {
     LinearSpec { name: format!("model.layers.{layer}.{name}"), out_features, in_features, bias, layer: Some(layer) }
+}
+
+fn cross_attention_linears(spec: CrossAttentionSpec, hidden: usize) -> Vec<Linear> {
+    let [query, key_value, out] =
+        CrossAttentionSpec::LINEARS.map(|name| format!("{}.{name}", CrossAttentionSpec::MODULE));
+    let width = spec.size();
+    vec![(query, width, hidden, true), (key_value, 2 * width, hidden, true), (out, hidden, width, true)]
 }
 
 fn delta_net_linears(spec: &DeltaNetSpec, hidden: usize) -> Vec<Linear> {

@@ -15,6 +15,7 @@ mod classification_head;
 mod datasets;
 mod decoder_json;
 pub mod docs;
+mod encoder_decoder;
 mod enum_macro;
 mod enums;
 mod experts;

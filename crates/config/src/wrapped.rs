@@ -45,8 +45,26 @@ const BACKBONE: Naming = Naming { base: "backbone.", embedding: EMBEDDINGS, ..NE
 const MODEL: Naming = Naming { base: "model.", ..BACKBONE };
 /// Nemotron-H's embedding.
 const EMBEDDINGS: &str = "embeddings";
+/// What stands before the names of the encoder's tensors in a `VisionEncoderDecoderModel`.
+pub(super) const ENCODER: &str = "encoder.";
+/// Its linear module from the encoder's width to the decoder's.
+pub(super) const PROJECTION: &str = "enc_to_dec_proj";
+/// GPT-2's names in a `VisionEncoderDecoderModel`.
+const DECODER: Naming = Naming { base: "decoder.transformer.", head: "decoder.lm_head", ..Naming::GPT2 };
 /// GPT-2's names without their first part, as in files of the class without a head.
 const BARE_GPT2: Naming = Naming { base: "", ..Naming::GPT2 };
+
+/// An image encoder and a GPT-2 whose blocks read its output by cross-attention. `config.json` describes the decoder under `decoder`.
+pub static ENCODER_DECODER: Wrapper = Wrapper {
+    model_type: "vision-encoder-decoder",
+    class_name: "VisionEncoderDecoderModel",
+    models: "ViT-GPT2 captioners",
+    naming: DECODER,
+    text: "gpt2",
+    tied: true,
+    text_ties: true,
+    caps_logits: true,
+};
 
 const LLAVA: Wrapper = Wrapper {
     model_type: "llava",
@@ -267,7 +285,8 @@ impl Naming {
     /// The naming of a checkpoint's tensors; `None` for a plain language model. `has` says whether the checkpoint holds a tensor.
     pub fn find(has: &dyn Fn(&str) -> bool) -> Option<Self> {
         let has_embedding = |naming: &Self| has(&format!("{}{}.weight", naming.base, naming.embedding));
-        let found = [OLD, NEW, TEXT, BACKBONE, MODEL, Self::GPT2, BARE_GPT2].into_iter().find(has_embedding)?;
+        let found =
+            [OLD, NEW, TEXT, BACKBONE, MODEL, DECODER, Self::GPT2, BARE_GPT2].into_iter().find(has_embedding)?;
         // Either head may stand beside either base.
         let other = [OLD.head, NEW.head].into_iter().find(|head| has(&format!("{head}.weight")));
         Some(Self { head: other.unwrap_or(found.head), ..found })
@@ -333,7 +352,9 @@ impl Naming {
 /// Whether a tensor or module belongs to the vision or audio part of a multimodal model.
 pub fn is_beside(plain: &str) -> bool {
     let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver", "world_encoder"];
-    !is_decoders(plain) && parts.iter().any(|part| plain.contains(part))
+    let of_pair =
+        [ENCODER, PROJECTION].iter().any(|part| plain.starts_with(part)) || plain == ENCODER.trim_end_matches('.');
+    !is_decoders(plain) && (of_pair || parts.iter().any(|part| plain.contains(part)))
 }
 
 /// Whether a tensor or module belongs to the decoder; `plain` is its name in a plain language model.
@@ -360,7 +381,7 @@ pub fn is_decoders(plain: &str) -> bool {
 
 /// The name of a tensor or module in a plain language model, from any of the namings; other names stay as they are.
 pub fn plain_name(name: &str) -> String {
-    [OLD, NEW, TEXT, MODEL, Naming::GPT2]
+    [OLD, NEW, TEXT, MODEL, DECODER, Naming::GPT2]
         .into_iter()
         .find_map(|naming| naming.plain(name))
         .unwrap_or_else(|| name.to_owned())

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::arch::Arch;
 use super::families::FAMILIES;
 use super::hf_json::Source;
-use super::wrapped::{WRAPPERS, Wrapper};
+use super::wrapped::{ENCODER_DECODER, WRAPPERS, Wrapper};
 use tunesmith_base::error::{Error, Result};
 
 /// Defaults of a text configuration's class in Transformers, beyond those that the family's reader has already.
@@ -80,6 +80,9 @@ impl Wrapper {
 
     /// Applies what the multimodal class computes differently from its language model on its own.
     pub(super) fn adjust(&self, arch: &mut Arch) {
+        if *self == ENCODER_DECODER {
+            super::encoder_decoder::add_cross_attention(arch);
+        }
         if !self.caps_logits {
             arch.logit_softcap = None;
             arch.logit_scale = 1.0;
@@ -91,6 +94,9 @@ impl Source<'_> {
     /// The part that describes the language model, completed by its class's defaults, and the multimodal class around it.
     pub(super) fn language_model(self) -> Result<(Self, Option<&'static Wrapper>)> {
         let kind = self.text("model_type")?.unwrap_or_default();
+        if kind == ENCODER_DECODER.model_type {
+            return Ok((self.decoder_part()?, Some(&ENCODER_DECODER)));
+        }
         let Some(wrapper) = WRAPPERS.iter().find(|wrapper| wrapper.model_type == kind) else {
             let known = FAMILIES.iter().any(|family| family.model_type == kind);
             return match self.get("text_config").filter(|_| !known && !kind.is_empty()) {

@@ -145,6 +145,10 @@ impl Encoder {
             Err(error) => return Err(error),
         };
         tokenized.examples.iter().try_for_each(|example| self.check_ids(example))?;
+        if tokenized.pictures.is_empty() && self.pictures.as_ref().is_some_and(|it| it.start_token().is_some()) {
+            return Err(Error::data("a row without an image, and the model's decoder reads one beside each text")
+                .hint("every row needs one image: {image, caption}"));
+        }
         let notes = std::mem::take(&mut tokenized.notes);
         Ok((self.cut(tokenized, cut_later, target), notes))
     }

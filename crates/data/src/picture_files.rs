@@ -215,6 +215,9 @@ impl PictureFiles {
             Picture::size(&bytes)?
         };
         let layout = self.processor.layout(width, height, split(file).1)?;
+        if self.vision.start_token.is_some() {
+            return Ok(PictureRows { tiles: vec![1], split: None, columns: 1 });
+        }
         let columns = layout.tiles.first().map_or(0, |tile| tile.columns / self.vision.connector.side());
         if self.vision.any_res.is_some() {
             let tiles = layout.tiles.iter().map(|tile| (tile.rows, tile.columns));
@@ -306,18 +309,23 @@ impl Pictures for PictureFiles {
         self.vision.chat
     }
 
+    fn start_token(&self) -> Option<u32> {
+        self.vision.start_token
+    }
+
     fn world(&self) -> Option<WorldRows> {
         self.vision.world.as_ref().map(|world| WorldRows { tokens: world.tokens, rows: world.rows() })
     }
 
     fn key(&self) -> String {
-        let VisionArch { connector, encoder, chat, any_res, .. } = &self.vision;
+        let VisionArch { connector, encoder, chat, any_res, start_token, .. } = &self.vision;
         let prefix = encoder.prefix_tokens() * usize::from(!encoder.feature.drop_prefix);
         let (processor, folder, side) = (&self.processor, self.folder.display(), connector.side());
         let lines = any_res.as_ref().map_or_else(String::new, |any_res| format!(" {any_res:?}"));
         let world = self.world().map_or_else(String::new, |world| format!(" {world:?}"));
         let web = if self.web.is_some() { " web" } else { "" };
-        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}{lines}{world}{web}", self.decodes)
+        let start = start_token.map_or_else(String::new, |token| format!(" starts with {token}"));
+        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}{lines}{world}{web}{start}", self.decodes)
     }
 }
 

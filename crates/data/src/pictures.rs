@@ -88,6 +88,12 @@ pub trait Pictures: Debug + Send + Sync {
     /// How chats show pictures; `None` if they stand only in front of captions.
     fn chat(&self) -> Option<ChatImages>;
 
+    /// The token that begins a text in the place of a picture's rows, where the model's decoder reads these by cross-attention: every
+    /// text then has one picture. `None`: pictures' rows stand in the text.
+    fn start_token(&self) -> Option<u32> {
+        None
+    }
+
     /// What a second encoder adds to a chat for each picture; `None` without one.
     fn world(&self) -> Option<WorldRows> {
         None
@@ -204,6 +210,10 @@ impl ChatPictures {
     /// [`tunesmith_base::Kind::Model`]: the tokenizer lacks a token that stands for pictures.
     pub fn of(pictures: &dyn Pictures, tokenizer: &Tokenizer, names: &[String]) -> Result<Self> {
         let ChatImages { token, form } = pictures.chat().ok_or_else(|| {
+            if pictures.start_token().is_some() {
+                return Error::data("a chat shows an image, but this model's decoder writes captions alone")
+                    .hint("write rows {image, caption}");
+            }
             Error::data("a chat shows an image, but this model has no token for images")
                 .hint("set vision.image_token and tuning.new_tokens: [\"<image>\"]; or write rows {image, caption}")
         })?;
@@ -356,7 +366,8 @@ impl ChatPictures {
 }
 
 /// What stands in front of a caption, without labels, and its pictures: the rows of the picture, and before them those of a second
-/// encoder. The picture's rows get the id `placeholder`, which means nothing.
+/// encoder. The picture's rows get the id `placeholder`, which means nothing. Where the decoder reads pictures by cross-attention, it
+/// is the token that begins a text.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: the picture cannot be read; [`tunesmith_base::Kind::Model`]: the tokenizer lacks a token.
@@ -368,6 +379,7 @@ pub fn before_caption(
 ) -> Result<(Vec<u32>, Vec<Shown>)> {
     let file = pictures.keep(image)?;
     let rows: usize = pictures.rows(&file)?.tiles.iter().sum();
+    let placeholder = pictures.start_token().unwrap_or(placeholder);
     let mut example = Example { input_ids: vec![placeholder; rows], labels: Vec::new() };
     let mut shown = vec![Shown { file, runs: std::iter::once(0..rows).collect() }];
     if let Some(world) = pictures.world() {

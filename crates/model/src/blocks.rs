@@ -1,8 +1,10 @@
 //! Blocks in a row on one residual stream: those of a decoder or of an encoder. Here is the walk over them, in all its
 //! forms: for evaluation, for text that grows, and forward and backward for training.
+use super::across::Across;
 use super::attention::Attention;
 use super::block::{Block, Saved};
 use super::branch::Part;
+use super::cross_attention::CrossAttention;
 use super::grads::Grads;
 use super::kept::Kept;
 use super::mixers::{Mixing, OverBatch};
@@ -53,6 +55,8 @@ pub struct Walk<'a> {
     pub added: Option<&'a Added>,
     /// Embeddings for each block, where the model has them.
     pub per_layer: Option<&'a PerLayerInputs>,
+    /// The rows of pictures that blocks attend to, where they do.
+    pub across: Option<&'a Across>,
 }
 
 /// Rows that are added to the stream behind the first blocks: some of pictures (Qwen3-VL). The last block is none of these.
@@ -142,6 +146,15 @@ impl Blocks {
         })
     }
 
+    /// The cross-attention of each block that has one, in order.
+    pub fn cross_attentions(&self) -> impl Iterator<Item = &CrossAttention> {
+        let branches = self.all.iter().flat_map(|block| &block.branches);
+        branches.filter_map(|branch| match &branch.part {
+            Part::CrossAttention(cross) => Some(&**cross),
+            _ => None,
+        })
+    }
+
     /// The mixers that keep a state, in order.
     pub fn recurrent(&self) -> impl Iterator<Item = &Part> {
         let parts = self.all.iter().flat_map(|block| &block.branches).map(|branch| &branch.part);
@@ -175,7 +188,7 @@ impl Blocks {
     fn rows<'l>(&'l self, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
         let picks = self.picks_rows(index, walk.every_token);
         let rows = if picks { walk.layout.last_block() } else { walk.layout.block() };
-        BlockRows { per_layer: walk.per_layer, ..rows }
+        BlockRows { per_layer: walk.per_layer, across: walk.across, ..rows }
     }
 
     /// As [`Blocks::rows`], for a block of which nothing is kept.

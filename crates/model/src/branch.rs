@@ -1,9 +1,10 @@
 //! A branch of a block: a norm, the part that computes, and how its output joins the residual stream.
 use super::attention::{self, Attention};
+use super::cross_attention::{self, CrossAttention};
 use super::delta_net::{self, DeltaNet};
 use super::grads::Grads;
 use super::laurel::{self, Laurel};
-use super::linear::{self, Linear};
+use super::linear::{self, Input, Linear};
 use super::mamba::{self, Mamba};
 use super::mixers::Mixing;
 use super::mlp::{self, Mlp};
@@ -37,6 +38,8 @@ pub struct Branch {
 pub enum Part {
     /// The only part that can give an output for some tokens only.
     Attention(Box<Attention>),
+    /// Over the rows of pictures.
+    CrossAttention(Box<CrossAttention>),
     DeltaNet(Box<DeltaNet>),
     ShortConv(Box<ShortConv>),
     Mamba(Box<Mamba>),
@@ -109,6 +112,8 @@ enum PartSaved<T> {
     /// With what its output projection keeps.
     Attention(attention::Saved<T>, Option<linear::Saved<T>>),
     /// Likewise.
+    CrossAttention(cross_attention::Saved<T>, Option<linear::Saved<T>>),
+    /// Likewise.
     DeltaNet(delta_net::Saved<T>, Option<linear::Saved<T>>),
     /// Likewise.
     ShortConv(short_conv::Saved<T>, Option<linear::Saved<T>>),
@@ -140,6 +145,7 @@ impl<T> Saved<T> {
             rstd: self.rstd,
             part: match self.part {
                 PartSaved::Attention(saved, o) => PartSaved::Attention(saved.map(f), extra(o)),
+                PartSaved::CrossAttention(saved, o) => PartSaved::CrossAttention(saved.map(f), extra(o)),
                 PartSaved::DeltaNet(saved, out) => PartSaved::DeltaNet(saved.map(f), extra(out)),
                 PartSaved::ShortConv(saved, out) => PartSaved::ShortConv(saved.map(f), extra(out)),
                 PartSaved::Mamba(saved, out) => PartSaved::Mamba(saved.map(f), extra(out)),
@@ -245,6 +251,7 @@ impl Branch {
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
         let part = match &mut self.part {
             Part::Attention(attention) => attention.weights_mut(),
+            Part::CrossAttention(part) => part.weights_mut(),
             Part::DeltaNet(part) => part.weights_mut(),
             Part::ShortConv(part) => part.weights_mut(),
             Part::Mamba(part) => part.weights_mut(),
@@ -263,6 +270,7 @@ impl Branch {
     pub fn trains(&self) -> bool {
         let part = match &self.part {
             Part::Attention(attention) => attention.linears().any(Linear::trains) || attention.trains_norms(),
+            Part::CrossAttention(part) => part.linears().any(Linear::trains),
             Part::DeltaNet(part) => part.trains(),
             Part::ShortConv(part) => part.trains(),
             Part::Mamba(part) => part.trains(),
@@ -324,6 +332,12 @@ impl Branch {
                 });
                 let normed = h.filter(|_| whole);
                 (y, Saved { normed, rstd, part: PartSaved::Attention(saved, extra), raw, laurel })
+            }
+            Part::CrossAttention(part) => {
+                let saved = mixing.cross_attention(part, pass, input, rows);
+                let normed = h.filter(|_| whole);
+                let (y, extra, raw) = self.join.forward(pass, &part.o, &saved.mixed, x);
+                (y, Saved { normed, rstd, part: PartSaved::CrossAttention(saved, extra), raw, laurel: None })
             }
             Part::DeltaNet(part) => {
                 let saved = mixing.delta_net(part, pass, input, rows);
@@ -447,6 +461,15 @@ impl Branch {
                 let (h, want_dh) = (again(), want_dx || self.trains_norm());
                 let h = h.as_ref().unwrap_or(x);
                 attention.backward_projections(pass, h, (projected, gate), &extra, rows.outputs, want_dh, grads)?
+            }
+            (Part::CrossAttention(part), PartSaved::CrossAttention(saved, extra)) => {
+                let mut d_mixed = saved.mixed.like();
+                let to = Some((&mut d_mixed, false));
+                part.o.backward(pass, &Input::new(&saved.mixed), extra.as_ref(), d_part, to, grads);
+                drop(d_last);
+                let (h, want_dh) = (again(), want_dx || self.trains_norm());
+                let (h, of_rows) = (h.as_ref().unwrap_or(x), (rows.pictures(), rows.outputs));
+                part.backward(pass, h, saved, &d_mixed, of_rows, want_dh, grads)?
             }
             (Part::DeltaNet(part), PartSaved::DeltaNet(saved, extra)) => {
                 let middle = part.middle(pass, &saved);

@@ -165,6 +165,10 @@ impl Model {
             ))
             .hint("leave out the section vision"));
         }
+        if arch.reads_images_across() && arch.vision.as_ref().is_none_or(|vision| vision.start_token.is_none()) {
+            return Err(Error::data("the model's decoder reads an image beside each text, and there are none")
+                .hint("every row needs one image: {image, caption}; vision.load: true loads the image encoder"));
+        }
         let tensors = arch.tensors();
         let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
         match config.tuning.mode {
@@ -386,6 +390,9 @@ impl Builder<'_> {
         let norm = spec.norm.map(|name| self.norm(layer, name)).transpose()?;
         let part = match &spec.part {
             PartSpec::Attention(attention) => Part::Attention(Box::new(self.attention(layer, attention, linears)?)),
+            PartSpec::CrossAttention(spec) => {
+                Part::CrossAttention(Box::new(self.cross_attention(layer, *spec, linears)?))
+            }
             PartSpec::DeltaNet(spec) => Part::DeltaNet(Box::new(self.delta_net(layer, spec, linears)?)),
             PartSpec::ShortConv(spec) => Part::ShortConv(Box::new(self.short_conv(layer, spec, linears)?)),
             PartSpec::Mamba(spec) => Part::Mamba(Box::new(self.mamba(layer, spec, linears)?)),

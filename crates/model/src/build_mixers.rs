@@ -1,6 +1,7 @@
 //! Builds the parts of blocks in which tokens take from others.
 use super::attention::{Attention, OutputGate, Qkv};
 use super::build::Builder;
+use super::cross_attention::CrossAttention;
 use super::delta_net::{DeltaNet, InProj};
 use super::latent::{Latent, Up};
 use super::linear::Linear;
@@ -11,8 +12,8 @@ use super::short_conv::ShortConv;
 use std::collections::BTreeMap;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{
-    Arch, AttentionSpec, DeltaNetNames, DeltaNetSpec, GateSpec, LatentSpec, LinearSpec, MambaSpec, PartSpec, QkNorm,
-    ShortConvSpec,
+    Arch, AttentionSpec, CrossAttentionSpec, DeltaNetNames, DeltaNetSpec, GateSpec, LatentSpec, LinearSpec, MambaSpec,
+    PartSpec, QkNorm, ShortConvSpec,
 };
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_delta_rule;
@@ -111,6 +112,27 @@ impl Builder<'_> {
             rope: spec.rope,
             layer: number,
             shares,
+        })
+    }
+
+    pub(super) fn cross_attention(
+        &mut self,
+        layer: usize,
+        spec: CrossAttentionSpec,
+        linears: &mut BTreeMap<String, LinearSpec>,
+    ) -> Result<CrossAttention> {
+        let module = format!("model.layers.{layer}.{}", CrossAttentionSpec::MODULE);
+        let [q, kv, o] = CrossAttentionSpec::LINEARS.map(|name| self.named(&format!("{module}.{name}"), linears));
+        let divisor = if self.arch.scale_by_layer { (layer + 1) as f64 } else { 1.0 };
+        let how = Scores { scale: (self.arch.attention_scale / divisor) as f32, softcap: None, window: None };
+        let before = self.arch.blocks[..layer].iter();
+        Ok(CrossAttention {
+            q: q?,
+            kv: Projections::fused(kv?, [spec.size(); 2]),
+            o: o?,
+            heads: Heads::new(spec.num_heads, spec.num_heads, spec.head_dim),
+            how,
+            number: before.filter(|block| block.cross_attention().is_some()).count(),
         })
     }
 

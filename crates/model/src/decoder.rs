@@ -18,6 +18,7 @@ use super::weight::Weight;
 use std::sync::Arc;
 use std::time::Duration;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config};
 use tunesmith_data::batch::{Batch, IGNORE};
@@ -33,6 +34,8 @@ mod next;
 mod passes;
 mod pictures;
 mod train;
+
+use pictures::Placed;
 
 pub use next::{Drafted, Logits, TextCache};
 
@@ -232,6 +235,9 @@ impl Model {
                     .hint("set vision.encoder, or use a checkpoint that sees images"));
             }
         }
+        if self.arch.reads_images_across() {
+            check_one_each(batch)?;
+        }
         if let Some(first) = self.arch.media_ids
             && let Some(id) = batch.tokens.iter().find(|id| **id as usize >= first)
         {
@@ -290,13 +296,14 @@ impl Model {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());
             let layout = self.layout(batch, rows);
-            let ((x, added), per_layer) = self.shards.at(0, values, &pass, |pass| {
+            let (Placed { x, added, across, .. }, per_layer) = self.shards.at(0, values, &pass, |pass| {
                 let placed = self.embed_batch(pass, batch)?;
-                let per_layer = self.per_layer_inputs(pass, &placed.0, &batch.tokens, false);
+                let per_layer = self.per_layer_inputs(pass, &placed.x, &batch.tokens, false);
                 Ok::<_, Error>((placed, per_layer))
             })??;
-            let (added, per_layer) = (added.as_ref(), per_layer.as_ref());
-            let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer };
+            let (added, per_layer, across) = (added.as_ref(), per_layer.as_ref(), across.as_ref());
+            let walk =
+                Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer, across };
             let x = self.blocks.forward(&walk, &pass, x)?;
             self.at_head(&pass, |pass| head(pass, &x))
         })
@@ -361,6 +368,30 @@ impl Model {
         let _unrounded = Unrounded::new(self.pools());
         self.evaluate(batch, rows, |pass, x| self.head.logits(pass, x))
     }
+}
+
+/// Refuses a text without an image of its own, or with several, where the decoder reads one beside each.
+fn check_one_each(batch: &Batch) -> Result<()> {
+    let mut images = batch.images.iter().peekable();
+    for ends in batch.cu_seqlens.windows(2) {
+        let mut count = 0;
+        while images.next_if(|image| image.runs.first().is_some_and(|run| run.start < ends[1])).is_some() {
+            count += 1;
+        }
+        if count != 1 {
+            return Err(one_image(count));
+        }
+    }
+    Ok(())
+}
+
+/// The error of a text with so many images, where the decoder reads one.
+fn one_image(count: usize) -> Error {
+    Error::data(format!(
+        "a text with {}, and the model's decoder reads one beside each text",
+        words::count(count, "image")
+    ))
+    .hint("write rows {image, caption}")
 }
 
 /// The positions that carry a label, and their targets.

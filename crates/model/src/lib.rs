@@ -1,5 +1,6 @@
 //! The decoder. A model is a row of segments: embedding, blocks, head. Each has a forward and a backward pass, and
 //! adapters ([`adapters`]) are inside its linear modules. [`Model`] reads weights from safetensors and walks the segments.
+mod across;
 pub mod adapters;
 mod altup;
 mod attach;
@@ -15,6 +16,7 @@ mod build_mixers;
 mod build_per_layer;
 mod build_vision;
 mod build_world;
+mod cross_attention;
 mod decoder;
 mod delta_net;
 pub mod device;

@@ -1,5 +1,6 @@
 //! How the parts of a block compute in which a token takes from others: over a batch, or from what caches hold.
 use super::attention::{self, Attention};
+use super::cross_attention::{self, CrossAttention};
 use super::delta_net::{self, DeltaNet};
 use super::mamba::{self, Mamba};
 use super::pass::{BlockRows, Pass};
@@ -23,6 +24,15 @@ pub trait Mixing {
     ) -> Option<Activation> {
         None
     }
+
+    /// What a cross-attention mixes.
+    fn cross_attention(
+        &mut self,
+        part: &CrossAttention,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+    ) -> cross_attention::Saved;
 
     /// What a gated delta rule gives.
     fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> delta_net::Saved;
@@ -53,6 +63,16 @@ impl Mixing for OverBatch {
         rows: BlockRows<'_>,
     ) -> attention::Saved {
         part.forward(pass, h, rows)
+    }
+
+    fn cross_attention(
+        &mut self,
+        part: &CrossAttention,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+    ) -> cross_attention::Saved {
+        part.forward(pass, h, rows.pictures(), rows.outputs)
     }
 
     fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> delta_net::Saved {

@@ -1,5 +1,6 @@
 //! What every segment needs in one pass over a batch.
 
+use super::across::Across;
 use super::per_layer_inputs::PerLayerInputs;
 use super::positions::{Positions, pairing};
 use super::shared_kv::SharedKeyValues;
@@ -117,9 +118,19 @@ pub struct BlockRows<'a> {
     pub tiles: Option<&'a Tiles>,
     /// Embeddings for each block, where the model has them.
     pub per_layer: Option<&'a PerLayerInputs>,
+    /// The rows of pictures that blocks attend to, where they do.
+    pub across: Option<&'a Across>,
 }
 
 impl<'a> BlockRows<'a> {
+    /// The rows of the pass's pictures.
+    ///
+    /// # Panics
+    /// If the walk has none.
+    pub fn pictures(&self) -> &'a Across {
+        self.across.expect("the walk has rows of pictures beside the stream")
+    }
+
     /// The embeddings of the pass for each block.
     ///
     /// # Panics
@@ -141,7 +152,14 @@ pub struct Layout {
 impl Layout {
     /// The rows of a block that gives an output for every token.
     pub const fn block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared, tiles: None, per_layer: None }
+        BlockRows {
+            all: &self.all,
+            outputs: &self.all,
+            shared: &self.shared,
+            tiles: None,
+            per_layer: None,
+            across: None,
+        }
     }
 
     /// The tokens that the head looks at, where they are not all.
@@ -151,7 +169,14 @@ impl Layout {
 
     /// The rows of the last block, which gives an output only for the tokens that the head looks at.
     pub const fn last_block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared, tiles: None, per_layer: None }
+        BlockRows {
+            all: &self.all,
+            outputs: &self.last,
+            shared: &self.shared,
+            tiles: None,
+            per_layer: None,
+            across: None,
+        }
     }
 
     /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising). `positions` replaces their counting.

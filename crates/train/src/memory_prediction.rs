@@ -7,6 +7,7 @@ use crate::ahead;
 use crate::meta_engine::MetaEngine;
 use crate::shown_pictures::ShownPictures;
 use crate::trainable;
+use crate::vision;
 use serde::Serialize;
 use tunesmith_base::error::Result;
 use tunesmith_base::{files, memory};
@@ -57,6 +58,7 @@ pub fn job_showing<'a>(
     weights: Option<&WeightFiles>,
     shown: Option<&ShownPictures>,
 ) -> Result<Job<'a>> {
+    vision::refuse_blind(arch, arch.vision.is_some() && shown.is_some())?;
     let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trainable::tensors(config, arch, &placements)?;
     let threads = threads(config);

@@ -142,6 +142,7 @@ impl Described {
         hub::fetch_paths(&mut config.data, &downloads)?;
         let seer = Seer { dir: &dir, tokenizer: &dir, hidden_size: arch.hidden_size };
         let sight = Sight::of_rows(&config, seer, Part::Whole, &downloads)?;
+        vision::refuse_blind(&arch, sight.is_some())?;
         if sight.is_none() {
             vision::refuse_unread(resolved)?;
         }

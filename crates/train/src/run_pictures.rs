@@ -143,6 +143,10 @@ impl Pictures for RunPictures {
         self.source.files.chat()
     }
 
+    fn start_token(&self) -> Option<u32> {
+        self.source.files.start_token()
+    }
+
     fn world(&self) -> Option<WorldRows> {
         self.source.files.world()
     }

@@ -158,8 +158,10 @@ impl ShownPictures {
         let longest = tiles.iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
         let longest = (longest + vision.encoder.prefix_tokens()) as u64;
         let head = (vision.encoder.hidden_size / vision.encoder.num_heads.max(1)) as u64;
-        let trains = vision.fixed_features().is_none();
-        let scratch = if vision.features.is_some() { 0 } else { encoder_scratch(head, longest, trains) };
+        // Blocks of the decoder that read the rows by cross-attention give them a gradient.
+        let across = vision.start_token.is_some();
+        let trains = across || vision.fixed_features().is_none();
+        let scratch = if vision.features.is_some() && !across { 0 } else { encoder_scratch(head, longest, trains) };
         let pictures = Pictures {
             per_row: per_row as u64,
             most: None,

@@ -6,6 +6,7 @@ use super::run_pictures::RunPictures;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
+use tunesmith_config::arch::Arch;
 use tunesmith_config::vision::{
     Backend, ChatForm, ChatImages, PAIR_SETTINGS, Pairing, Processing, Size, VisionArch, VisionTraining,
     WORLD_SETTINGS, WORLD_TOKENS, World, WorldSettings,
@@ -95,6 +96,12 @@ impl Sight {
             None => (seer.dir.to_owned(), VisionArch::of_model(seer.dir, seer.hidden_size)?),
         };
         let vision = with_world(config, seer, vision)?;
+        if vision.start_token.is_some() && vision.world.is_some() {
+            return Err(Error::config(
+                "vision.world: a decoder that reads images by cross-attention reads one encoder's",
+            )
+            .hint("leave out vision.world"));
+        }
         let backend = match config.vision.backend {
             ImageBackend::Torchvision => Backend::Torchvision,
             ImageBackend::Pil => Backend::Pil,
@@ -160,6 +167,18 @@ impl Sight {
         let files = if config.data.allow_image_urls { files.with_web(config.data.image_cache_size)? } else { files };
         Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
     }
+}
+
+/// Refuses a run without images of a model whose decoder reads one beside each text.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`].
+pub(crate) fn refuse_blind(arch: &Arch, sees: bool) -> Result<()> {
+    if sees || !arch.reads_images_across() {
+        return Ok(());
+    }
+    Err(Error::data("the model's decoder reads an image beside each text, and no row shows one")
+        .hint("every row needs one image: {image, caption}"))
 }
 
 /// Keys of `tuning` that only a run with an image encoder reads, as it reads the section `vision`.
@@ -280,7 +299,8 @@ pub(crate) fn image_dir(config: &Config) -> PathBuf {
 /// What is trained of encoder and connector.
 fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
     let tuning = &config.tuning;
-    let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored);
+    // There may be none.
+    let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored) && !vision.connector.steps.is_empty();
     VisionTraining {
         connector,
         newline: vision.any_res.is_some() && !tuning.mode.adapts() && connector,

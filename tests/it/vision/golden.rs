@@ -151,7 +151,9 @@ fn push(
     if run["prefix"] == true {
         let rows_of = rows_of[images[0]];
         places.push(0..rows_of);
-        ids.splice(0..0, vec![0; rows_of]);
+        // The token that begins a text, where it is read beside its picture.
+        let start = run["start"].as_u64().map_or(0, |id| id as u32);
+        ids.splice(0..0, vec![start; rows_of]);
         labels.splice(0..0, vec![IGNORE; rows_of]);
     } else {
         let image = run["image_token"].as_u64().unwrap() as u32;

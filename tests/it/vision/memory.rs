@@ -15,10 +15,12 @@ use tunesmith::train::shown_pictures::ShownPictures;
 /// Rows of a batch: the same one, since all images of a pass are planned to be as large as the largest.
 const ROWS: usize = 3;
 
-pub const MODELS: [&str; 17] = [
+pub const MODELS: [&str; 19] = [
     "prefix",
     "prefix_mlp",
     "prefix_gpt2",
+    "across_vit",
+    "across_clip",
     "llava",
     "smolvlm",
     "gemma3",

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use tunesmith_config::arch::Wrapper;
+use tunesmith_config::arch::{ENCODER_DECODER, Wrapper};
 use tunesmith_model::targets::Placement;
 
 /// Module names of an adapter on a multimodal model. They are full paths: a bare name would also match the vision tower.
@@ -47,6 +47,8 @@ impl Wrapped {
     pub(super) fn write(&self, fields: &mut Map<String, Value>) {
         for (key, value) in &mut *fields {
             match (key.as_str(), value) {
+                // GPT-2's matrices are transposed, whatever holds it.
+                ("fan_in_fan_out", value) => *value = (*self.wrapper == ENCODER_DECODER).into(),
                 ("target_modules", value) => *value = self.target_modules.clone(),
                 ("exclude_modules" | "layers_to_transform" | "layers_pattern", value) => *value = Value::Null,
                 ("modules_to_save", value) if !self.modules_to_save.is_empty() => *value = json!(self.modules_to_save),

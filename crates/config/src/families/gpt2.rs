@@ -45,8 +45,8 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     source.flag("reorder_and_upcast_attn", false)?;
     if source.flag("add_cross_attention", false)? {
         return Err(source
-            .not_yet("add_cross_attention: a decoder whose blocks read the output of an encoder")
-            .hint("to caption images, pair an image encoder with a plain GPT-2: vision.encoder"));
+            .not_yet("add_cross_attention: a decoder whose blocks read the output of an encoder, without the encoder")
+            .hint("an image encoder and such a decoder are one model of model_type vision-encoder-decoder; or pair an encoder with a plain GPT-2: vision.encoder"));
     }
     let function = source.text("activation_function")?.unwrap_or("gelu_new");
     let function =

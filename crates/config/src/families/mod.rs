@@ -30,11 +30,6 @@ pub(super) fn family_of(source: &Source<'_>) -> Result<(&'static Family, Read)> 
     let mut families = FAMILIES.iter().copied().zip(READERS.iter().copied());
     families.find(|(family, _)| family.model_type == found).ok_or_else(|| {
         let hint = match found {
-            "vision-encoder-decoder" => {
-                "its decoder reads the encoder's output by cross-attention, which this version lacks: pair an image encoder with a \
-                 plain decoder instead (vision.encoder)"
-                    .to_owned()
-            }
             _ if ENCODERS.iter().any(|encoder| encoder.model_types.contains(&found)) => {
                 "it is an image encoder: name it in vision.encoder, beside a text model in model.name".to_owned()
             }

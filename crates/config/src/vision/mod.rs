@@ -5,6 +5,7 @@
 //! Names of tensors are those of Transformers 5 for the whole model, such as
 //! `model.vision_tower.encoder.layers.0.self_attn.q_proj.weight`. The files of a checkpoint may have older ones
 //! ([`VisionArch::stored_names`]).
+mod across;
 mod chat;
 mod connector;
 mod connectors;
@@ -62,6 +63,9 @@ pub struct VisionArch {
     /// Whether the tokens before an answer see each other, those after them too (`PaliGemma`): of a row all up to its first label,
     /// of a text that is generated its prompt.
     pub prefix: bool,
+    /// The token that begins a text where the decoder's blocks read pictures by cross-attention: it stands in the place of a picture's
+    /// rows, which are not among the text's (`VisionEncoderDecoderModel`). `None`: pictures' rows stand among those of the text.
+    pub start_token: Option<u32>,
     /// Whether pictures are cut at their own shape, and how lines of their rows end (LLaVA-OneVision).
     pub any_res: Option<AnyRes>,
     /// A second encoder, whose rows stand behind a text's first token.
@@ -177,7 +181,7 @@ impl VisionArch {
             Features::Encoder => {
                 [tiles.iter().map(|(rows, columns)| rows * columns + kept).sum(), self.connector.encoder_size]
             }
-            Features::Connector => [self.rows(tiles.iter().copied(), joined), self.connector.decoder_size],
+            Features::Connector => [self.connector_rows(tiles.iter().copied(), joined), self.connector.decoder_size],
         };
         [rows * self.connectors().count(), width]
     }
@@ -191,14 +195,23 @@ impl VisionArch {
             (false, 0, false) => "with adapters".to_owned(),
             (false, blocks, _) => format!("the last {} trained", count(*blocks, "block")),
         };
+        if self.connector.steps.is_empty() {
+            return format!("{}, {encoder}", self.encoder.family);
+        }
         let kind = self.connector.kind;
         let connector = if *connector { "trained" } else { "frozen" };
         format!("{}, {encoder} · {kind} connector, {connector}", self.encoder.family)
     }
 
-    /// How many rows of the decoder a picture with these tiles (rows and columns of patches each) takes. Where lines end with a row, its
-    /// tiles but the first are `joined`, or it is one tile.
+    /// How many rows of the decoder's input a picture with these tiles (rows and columns of patches each) takes: those that the
+    /// connector gives, or the one token that begins a text where the decoder reads them by cross-attention.
     pub fn rows(&self, tiles: impl IntoIterator<Item = (usize, usize)>, joined: Option<&Joined>) -> usize {
+        if self.start_token.is_some() { 1 } else { self.connector_rows(tiles, joined) }
+    }
+
+    /// How many rows the connector gives for a picture with these tiles (rows and columns of patches each). Where lines end with a row, its
+    /// tiles but the first are `joined`, or it is one tile.
+    pub fn connector_rows(&self, tiles: impl IntoIterator<Item = (usize, usize)>, joined: Option<&Joined>) -> usize {
         let mut tiles = tiles.into_iter().map(|(rows, columns)| self.tile_rows(rows, columns));
         match (&self.any_res, joined) {
             (None, _) => tiles.sum(),

@@ -3,6 +3,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::across;
 use super::chat::{ChatForm, ChatImages};
 use super::connector::{Connector, Pairing};
 use super::connectors;
@@ -22,7 +23,7 @@ const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 const LAYER: &str = "vision_feature_layer";
 
 /// The model types below, whose models see images, for messages.
-pub const SEEING: &str = "gemma3, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm";
+pub const SEEING: &str = "gemma3, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm, vision-encoder-decoder";
 
 fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     let text = read_text(path)?.ok_or_else(|| {
@@ -192,6 +193,16 @@ fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     Ok(VisionArch { chat, ..whole(source, encoder, decoder_size)? })
 }
 
+fn encoder_decoder(dir: &Path, source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
+    let part = source.part("encoder")?;
+    across::check(source, &part)?;
+    let (encoder, connector) = across::parts(source, encoder(&part, None)?, decoder_size)?;
+    let path = dir.join("generation_config.json");
+    let generation = read_text(&path)?.map(|text| Source::parse(&text, &path)).transpose()?;
+    let start_token = Some(across::start_token(source, generation.as_ref())?);
+    Ok(VisionArch { start_token, ..joined(encoder, connector) })
+}
+
 /// Qwen's models from Qwen2-VL on.
 fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<VisionArch> {
     let vision = source.part("vision_config")?;
@@ -262,6 +273,7 @@ fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
         mrope: None,
         bidirectional: false,
         prefix: false,
+        start_token: None,
         any_res: None,
         world: None,
         chat: None,
@@ -285,6 +297,7 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         "mistral3" => mistral3(&source, decoder_size),
         "paligemma" => paligemma(&source, decoder_size),
         "internvl" => internvl(&source, decoder_size),
+        "vision-encoder-decoder" => encoder_decoder(dir, &source, decoder_size),
         kind @ ("qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_5" | "qwen3_5_moe") => qwen_vl(&source, kind, decoder_size),
         other => Err(source.not_yet(format!("images in a model of model_type {other:?}")).hint(format!(
             "models that see images in this version: {SEEING}; or set vision.encoder, or leave rows with images out; data.format: text trains on their text alone"

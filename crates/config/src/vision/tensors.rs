@@ -239,11 +239,33 @@ impl VisionArch {
         }
         modules.extend(self.world.iter().map(|world| end(&world.projector.module())));
         if training.encoder {
-            modules.push(end(&encoder.prefix));
+            modules.extend(self.encoder_modules().iter().map(|module| end(module)));
         } else {
             let first = encoder.feature.blocks.saturating_sub(training.last_blocks);
             let block = |layer: usize| end(&encoder.block_name(layer, ""));
             modules.extend((first..encoder.feature.blocks).map(block));
+        }
+        modules
+    }
+
+    /// The modules that hold all of the encoder that pictures come through. PEFT takes each module whose name ends with one of these, and
+    /// all that is in it. An encoder beside a decoder that reads it by cross-attention is called `encoder`, may have an `encoder` in
+    /// it, and has a pooler, so that its parts are named: a list of blocks is no module that PEFT takes.
+    fn encoder_modules(&self) -> Vec<String> {
+        let Encoder { prefix, feature, .. } = &self.encoder;
+        if self.start_token.is_none() {
+            return vec![prefix.trim_end_matches('.').to_owned()];
+        }
+        let blocks: Vec<String> = (0..feature.blocks).map(|layer| self.encoder.block_name(layer, "")).collect();
+        let mut modules = Vec::new();
+        for spec in self.encoder.tensors() {
+            let module = match blocks.iter().find(|block| spec.name.starts_with(*block)) {
+                Some(block) => block.trim_end_matches('.').to_owned(),
+                None => spec.name.split('.').take(2).collect::<Vec<_>>().join("."),
+            };
+            if !modules.contains(&module) {
+                modules.push(module);
+            }
         }
         modules
     }
@@ -279,7 +301,9 @@ impl VisionArch {
         if let Some(inner) = name.strip_prefix(&self.encoder.prefix) {
             let replace = |inner: String, (ours, stored): &(&str, &str)| inner.replace(ours, stored);
             let older = self.encoder.names.stored.iter().fold(inner.to_owned(), replace);
-            for (prefix, inner) in PREFIXES.iter().flat_map(|prefix| [(prefix, inner), (prefix, &older)]) {
+            let own = self.encoder.prefix.as_str();
+            for (prefix, inner) in [own].iter().chain(&PREFIXES).flat_map(|prefix| [(prefix, inner), (prefix, &older)])
+            {
                 add(format!("{prefix}vision_model.{inner}"));
                 add(format!("{prefix}{inner}"));
             }

@@ -27,6 +27,9 @@ pub(super) fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
 /// What of the model's constants and linear modules llama.cpp lacks.
 fn constants(arch: &Arch, gguf: &Gguf) -> Option<String> {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs();
+    if arch.reads_images_across() {
+        return Some("cross-attention over an image's rows".into());
+    }
     let embedding = if gguf.rooted_embedding { (arch.hidden_size as f64).sqrt() } else { 1.0 };
     if !gguf.scales && !near(arch.embedding_scale, embedding) {
         return Some(format!("an embedding scaled by {}", arch.embedding_scale));

@@ -63,13 +63,17 @@ impl Model {
     /// A row of so many tokens with an image so many times, each of them these pixels: for both encoders, if there are two.
     fn showing_images(&self, batch: Batch, shown: &[Arc<Pixels>], times: usize) -> Batch {
         let Some(vision) = &self.vision else { return batch };
+        let across = self.arch.reads_images_across();
+        // Where texts read pictures beside them, each has one: all but the last are one token.
+        let times = if across { times.clamp(1, batch.tokens.len().max(1)) } else { times };
+        let cu_seqlens = if across { (0..times).chain([batch.tokens.len()]).collect() } else { batch.cu_seqlens };
         let (mut images, mut end) = (Vec::new(), 0);
         for pixels in (0..times).flat_map(|_| shown) {
             let run = end..end + vision.rows(pixels);
             end = run.end;
             images.push(ImageRows { runs: std::iter::once(run).collect(), pixels: Arc::clone(pixels) });
         }
-        Batch { images, ..batch }
+        Batch { images, cu_seqlens, ..batch }
     }
 
     /// The buffers of a pass's images.

@@ -2,11 +2,13 @@
 //! hold. A text's logits do not depend on the other texts in the walk. Nor do they depend on how its tokens were cut
 //! into walks, except for the rounding of recurrences: these take 16 or more tokens of a text in chunks. Where caches keep
 //! latents, they depend on where the prompt ends ([`TextCache::expect_prompt`]).
-use super::Model;
 use super::layer_cache::{LatentText, LayerCache, over_latents};
-use super::pictures::{Placed, put};
+use super::pictures::{Spliced, put};
+use super::{Model, one_image};
+use crate::across;
 use crate::attention::{self as mixed, Attention, Qkv};
 use crate::blocks::Walk;
+use crate::cross_attention::{self, CrossAttention};
 use crate::delta_net::{self, DeltaNet};
 use crate::mamba::{self, Mamba};
 use crate::mixers::Mixing;
@@ -44,6 +46,8 @@ pub struct TextCache {
     tokens: Vec<u32>,
     /// Of each attention, in the order of the blocks.
     layers: Vec<LayerCache>,
+    /// Of each cross-attention, in the order of the blocks: those of its picture's rows.
+    across: Vec<KeyValues>,
     /// Of each mixer that keeps a state, in the order of the blocks.
     recurrent: Vec<Recurrent>,
     /// Its pictures, in the order of their rows.
@@ -90,7 +94,8 @@ impl TextCache {
     /// Bytes of keys and values, and of states.
     pub fn bytes(&self) -> usize {
         let states: usize = self.recurrent.iter().map(Recurrent::bytes).sum();
-        states + self.layers.iter().map(LayerCache::bytes).sum::<usize>()
+        let across: usize = self.across.iter().map(KeyValues::bytes).sum();
+        states + across + self.layers.iter().map(LayerCache::bytes).sum::<usize>()
     }
 
     /// Says that its first `length` tokens are a prompt, so that it makes no difference into which walks they are cut. Otherwise the first
@@ -105,6 +110,7 @@ impl TextCache {
     /// Gives up what it holds but its pictures, and returns its tokens: what has to be read again.
     pub fn give_up(&mut self) -> Vec<u32> {
         self.layers.iter_mut().for_each(LayerCache::clear);
+        self.across.iter_mut().for_each(KeyValues::clear);
         self.recurrent.fill(Recurrent::default());
         std::mem::take(&mut self.tokens)
     }
@@ -117,6 +123,9 @@ impl TextCache {
         }
         self.tokens.truncate(length);
         self.images.retain(|image| image.runs.last().is_none_or(|run| run.end <= length));
+        if self.images.is_empty() {
+            self.across.iter_mut().for_each(KeyValues::clear);
+        }
         self.layers.iter_mut().all(|layer| layer.truncate(length))
     }
 }
@@ -164,6 +173,7 @@ impl Model {
         TextCache {
             tokens: Vec::new(),
             layers: self.blocks.attentions().map(|part| LayerCache::new(part, self.device())).collect(),
+            across: self.blocks.cross_attentions().map(|cross| KeyValues::new(cross.heads, None)).collect(),
             recurrent: self.blocks.recurrent().map(|_| Recurrent::default()).collect(),
             images: Vec::new(),
             prompt: 0,
@@ -218,6 +228,9 @@ impl Model {
         let end = |text: &Drafted<'_>| {
             let end = text.cache.tokens.len() + text.tokens.len();
             self.positions.as_ref().map_or(Ok(()), |positions| positions.check(end))?;
+            if !text.cache.across.is_empty() && text.cache.images.len() != 1 {
+                return Err(one_image(text.cache.images.len()));
+            }
             self.refuse_cut(text.cache, end)
         };
         texts.iter().try_for_each(end)?;
@@ -236,9 +249,9 @@ impl Model {
                 cache.recurrent.fill(Recurrent::default());
                 start = 0;
             }
-            let TextCache { tokens, layers, recurrent, images, prompt, as_heads } = &mut **cache;
+            let TextCache { tokens, layers, across, recurrent, images, prompt, as_heads } = &mut **cache;
             let (prompt, as_heads, asked) = (*prompt, *as_heads, *drafted + 1);
-            growth.push(Growth { layers, recurrent, tokens, images, prompt, as_heads, start, asked });
+            growth.push(Growth { layers, across, recurrent, tokens, images, prompt, as_heads, start, asked });
         }
         if self.shards.gathers() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
@@ -278,12 +291,12 @@ impl Model {
     }
 
     /// The stream of texts that go on, with the rows of their pictures in it.
-    fn embed_texts(&self, pass: &Pass<'_>, tokens: &[u32], texts: &[Growth<'_>]) -> Placed {
+    fn embed_texts(&self, pass: &Pass<'_>, tokens: &[u32], texts: &[Growth<'_>]) -> Spliced {
         let x = self.embed(pass, tokens);
         let (mut start, mut runs) = (0, Vec::new());
         let mut rows: Vec<Vec<f32>> = Vec::new();
         let hidden = self.arch.hidden_size;
-        for text in texts {
+        for text in texts.iter().filter(|text| text.across.is_empty()) {
             for (run, (image, first)) in text.shown() {
                 rows.resize(image.rows.len(), Vec::new());
                 for (rows, own) in rows.iter_mut().zip(&*image.rows) {
@@ -319,6 +332,13 @@ impl Model {
         Some(positions)
     }
 
+    /// The rows of pictures that blocks attend to and whose keys and values no cache holds yet.
+    fn unread(&self, texts: &[Growth<'_>]) -> Option<Activation> {
+        let vision = self.vision.as_ref()?;
+        let rows: Vec<f32> = texts.iter().filter(|text| text.is_unread()).flat_map(Growth::picture).copied().collect();
+        (!rows.is_empty()).then(|| Activation::from_rows(&vision.pool, &rows, self.arch.hidden_size))
+    }
+
     fn go_on(&self, texts: &mut [Growth<'_>]) -> Result<Logits> {
         // A token's numbers depend on its text alone, whatever else is computed with it.
         let _unrounded = Unrounded::new(self.pools());
@@ -341,8 +361,10 @@ impl Model {
             (placed, per_layer)
         })?;
         let (added, per_layer) = (added.as_ref(), per_layer.as_ref());
-        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer };
-        let mut caches = OverCaches { texts: &mut *texts, few, fresh };
+        let walk =
+            Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer, across: None };
+        let unread = self.unread(texts);
+        let mut caches = OverCaches { texts: &mut *texts, few, fresh, unread };
         let x = self.blocks.forward_by(&walk, &pass, x, &mut caches)?;
         for shared in self.blocks.attentions().filter(|attention| attention.shares) {
             for text in texts.iter_mut() {
@@ -356,6 +378,7 @@ impl Model {
 /// A text in a walk: what its blocks hold reaches to `start`.
 struct Growth<'a> {
     layers: &'a mut [LayerCache],
+    across: &'a mut [KeyValues],
     recurrent: &'a mut [Recurrent],
     tokens: &'a [u32],
     images: &'a [Shown],
@@ -380,6 +403,16 @@ impl Growth<'_> {
             LayerCache::Latents(cache) => Some(LatentText { cache, count, prompt }),
             LayerCache::Heads(_) => None,
         }
+    }
+
+    /// Whether its blocks attend to a picture whose keys and values its cache does not hold yet.
+    fn is_unread(&self) -> bool {
+        self.across.first().is_some_and(KeyValues::is_empty)
+    }
+
+    /// The rows of its first picture for the first connector.
+    fn picture(&self) -> &[f32] {
+        self.images.first().and_then(|image| image.rows.first()).map_or(&[], Vec::as_slice)
     }
 
     /// The runs of pictures' rows among the new tokens, as positions in the text, and of each its picture and the place of
@@ -407,6 +440,8 @@ struct OverCaches<'a, 't> {
     few: bool,
     /// Whether no text had one before.
     fresh: bool,
+    /// As [`Model::unread`] gives them.
+    unread: Option<Activation>,
 }
 
 impl OverCaches<'_, '_> {
@@ -479,6 +514,44 @@ impl Mixing for OverCaches<'_, '_> {
         });
         layer.trim();
         Some(mixed)
+    }
+
+    fn cross_attention(
+        &mut self,
+        part: &CrossAttention,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+    ) -> cross_attention::Saved {
+        if let Some(unread) = &self.unread {
+            let [k, v] = part.keys_and_values(pass, unread);
+            let (width, mut start) = (unread.features(), 0);
+            // Earlier blocks have filled their caches of the same texts.
+            for text in self.texts.iter_mut().filter(|text| text.across[part.number].is_empty()) {
+                let count = text.picture().len() / width;
+                text.across[part.number].append(&k, &v, start, count);
+                start += count;
+            }
+        }
+        let caches: Vec<&KeyValues> = self.texts.iter().map(|text| &text.across[part.number]).collect();
+        let sequences = rows.outputs.sequences();
+        part.forward_by(pass, h, |q| {
+            if self.few {
+                // The last position sees all of them.
+                let each = caches.iter().zip(&sequences).flat_map(|(cache, rows)| rows.clone().map(|_| *cache));
+                let queries: Vec<(&KeyValues, usize)> = each.map(|cache| (cache, cache.len() - 1)).collect();
+                return (attention::decode(q, &queries, None, part.heads, part.how), q.pool().act(0, 0));
+            }
+            let pool = Pool::on(q.device());
+            pool.set_number(q.number());
+            let (k, v) = KeyValues::concat(&pool, &caches);
+            let bounds = caches.iter().scan(0, |end, cache| {
+                *end += cache.len();
+                Some(*end)
+            });
+            let bounds: Vec<usize> = std::iter::once(0).chain(bounds).collect();
+            attention::forward(q, &k, &v, None, &across::spans(sequences, &bounds), part.heads, part.how)
+        })
     }
 
     fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, _: BlockRows<'_>) -> delta_net::Saved {

@@ -1,5 +1,6 @@
 //! Images in a pass: their rows replace the embedding's, and a mask says which of them see each other.
 use super::Model;
+use crate::across::Across;
 use crate::blocks::Added;
 use crate::grads::Grads;
 use crate::params::Params;
@@ -8,20 +9,35 @@ use crate::positions::{Positions, Shown};
 use crate::vision::{Splice, Trace, Training, by_sequence};
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::Arc;
 use tunesmith_base::error::Result;
+use tunesmith_config::vision::VisionArch;
 use tunesmith_data::batch::{Batch, IGNORE, ImageRows};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::spans::Window;
-use tunesmith_vision::Pixels;
+use tunesmith_vision::{Pixels, Tile};
 
 /// The pictures of a pass: their rows of each connector before they are in the stream, and what their backward needs.
 pub(super) struct Seen {
     features: Vec<Activation>,
     trace: Trace,
+    /// How many rows each picture has.
+    counts: Vec<usize>,
 }
 
 /// The stream with rows of pictures in it, and what is added to these behind the first blocks.
-pub(super) type Placed = (Activation, Option<Added>);
+pub(super) type Spliced = (Activation, Option<Added>);
+
+/// The stream before the first block, and the pictures of the pass.
+pub(super) struct Placed {
+    pub(super) x: Activation,
+    /// What is added to the stream behind the first blocks.
+    pub(super) added: Option<Added>,
+    /// What blocks attend to beside the stream.
+    pub(super) across: Option<Across>,
+    /// What the pictures' backward needs, where something of theirs is trained.
+    pub(super) trace: Option<Trace>,
+}
 
 /// Of each sequence the tokens before its first label, as positions in it; all of one without labels.
 fn prefixes(batch: &Batch) -> Vec<Vec<Range<usize>>> {
@@ -34,7 +50,7 @@ fn prefixes(batch: &Batch) -> Vec<Vec<Range<usize>>> {
 }
 
 /// Puts the rows of pictures into the stream, the first of `features`; the others are added later.
-pub(super) fn put(splice: &Splice, x: &Activation, mut features: Vec<Activation>) -> Placed {
+pub(super) fn put(splice: &Splice, x: &Activation, mut features: Vec<Activation>) -> Spliced {
     let later = features.split_off(1);
     let x = splice.put(x, &features[0]);
     let to_pool = |rows: Activation| rows.gather_to(x.pool(), &(0..rows.tokens()).collect::<Vec<_>>());
@@ -45,6 +61,22 @@ pub(super) fn put(splice: &Splice, x: &Activation, mut features: Vec<Activation>
 }
 
 impl Model {
+    /// An image of these numbers, of the size for which the encoder has positions, with the first token of a text for its rows: for a
+    /// model whose decoder reads it by cross-attention. Empty without an encoder.
+    pub fn image_of(&self, number: impl Fn(usize) -> f32) -> Vec<ImageRows> {
+        let of = |vision: &Arc<VisionArch>| {
+            let [rows, columns] = vision.encoder.grid;
+            let numbers = rows * columns * vision.encoder.patch_values();
+            let pixels = Pixels {
+                patches: (0..numbers).map(&number).collect(),
+                tiles: vec![Tile { rows, columns }],
+                ..Pixels::default()
+            };
+            ImageRows { runs: std::iter::once(0..1).collect(), pixels: Arc::new(pixels) }
+        };
+        self.arch.vision.iter().map(of).collect()
+    }
+
     /// The windows of the blocks, each once.
     fn windows(&self) -> Vec<Option<Window>> {
         let mut windows: Vec<Option<Window>> = Vec::new();
@@ -99,14 +131,12 @@ impl Model {
     /// The embedding's output with pictures' rows in it, for evaluation.
     pub(super) fn embed_batch(&self, pass: &Pass<'_>, batch: &Batch) -> Result<Placed> {
         let x = self.embed(pass, &batch.tokens);
-        let (mut x, added) = match self.encoded(pass, &batch.images, None)? {
-            Some(seen) => put(&Splice::new(&batch.images, batch.tokens.len()), &x, seen.features),
-            None => (x, None),
-        };
+        let seen = self.encoded(pass, &batch.images, None)?;
+        let Placed { mut x, added, across, .. } = self.place(x, seen, &self.splice(batch), None);
         if let (Some(positions), Some(ids)) = (&self.positions, self.position_ids(batch)) {
             positions.add(pass, &mut x, &ids);
         }
-        Ok((x, added))
+        Ok(Placed { x, added, across, trace: None })
     }
 
     /// The rows of pictures `[rows, hidden]`, one picture after the other; nothing where there is none.
@@ -114,7 +144,8 @@ impl Model {
         let Some(vision) = self.vision.as_ref().filter(|_| !images.is_empty()) else { return Ok(None) };
         let pictures: Vec<&Pixels> = images.iter().map(|image| &*image.pixels).collect();
         let (features, trace) = vision.forward(pass, &pictures, training)?;
-        Ok(Some(Seen { features, trace }))
+        let counts = pictures.iter().map(|pixels| vision.connector_rows(pixels)).collect();
+        Ok(Some(Seen { features, trace, counts }))
     }
 
     /// The rows of one picture `[rows, hidden]` on the host, of each connector.
@@ -138,11 +169,31 @@ impl Model {
         Ok((x, self.encoded(pass, &batch.images, Some(training))?))
     }
 
-    /// Puts the rows of pictures into the stream; gives what their backward needs, where something is trained.
-    pub(super) fn place(&self, x: Activation, seen: Option<Seen>, splice: &Splice) -> (Placed, Option<Trace>) {
-        let Some(Seen { features, trace }) = seen else { return ((x, None), None) };
-        let trains = self.vision.as_ref().is_some_and(super::super::vision::Vision::trains);
-        (put(splice, &x, features), trains.then_some(trace))
+    /// Which rows of a batch's stream are pictures'.
+    pub(super) fn splice(&self, batch: &Batch) -> Splice {
+        let shown = if self.arch.reads_images_across() { &[] } else { batch.images.as_slice() };
+        Splice::new(shown, batch.tokens.len())
+    }
+
+    /// Puts the rows of pictures into the stream or beside it. `training` is that of a training pass.
+    pub(super) fn place(
+        &self,
+        x: Activation,
+        seen: Option<Seen>,
+        splice: &Splice,
+        training: Option<Training<'_>>,
+    ) -> Placed {
+        let Some((Seen { mut features, trace, counts }, vision)) = seen.zip(self.vision.as_ref()) else {
+            return Placed { x, added: None, across: None, trace: None };
+        };
+        let trace = (training.is_some() && vision.trains()).then_some(trace);
+        if !self.arch.reads_images_across() {
+            let (x, added) = put(splice, &x, features);
+            return Placed { x, added, across: None, trace };
+        }
+        let numbers = training.map_or_else(Vec::new, |training| training.rows_of_images(&counts));
+        let across = Across::new(features.swap_remove(0), &counts, numbers, trace.is_some());
+        Placed { x, added: None, across: Some(across), trace }
     }
 
     /// Adds the gradients of encoder and connector, given that of the stream.
@@ -151,11 +202,15 @@ impl Model {
         pass: &Pass<'_>,
         trace: Option<Trace>,
         training: Training<'_>,
-        (dx, added): (&Activation, Option<Added>),
+        (dx, added, across): (&Activation, Option<Added>, Option<Across>),
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
         match (&self.vision, trace) {
+            (Some(vision), Some(trace)) if across.is_some() => {
+                let dy: Vec<Activation> = across.and_then(Across::into_gradient).into_iter().collect();
+                vision.backward(pass, trace, training, &dy, params, grads)
+            }
             (Some(vision), Some(trace)) => {
                 let mut dy = vec![dx.gather_to(&vision.pool, training.rows)];
                 let added = added.map(|added| added.gradients.into_inner()).unwrap_or_default();

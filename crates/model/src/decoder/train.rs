@@ -1,4 +1,5 @@
 //! Forward and backward for training.
+use super::pictures::Placed;
 use super::{Model, labelled};
 use crate::blocks::Walk;
 use crate::grads::Grads;
@@ -95,7 +96,7 @@ impl Model {
         let every_token = balance.is_some();
 
         // Forward.
-        let splice = Splice::new(&batch.images, tokens);
+        let splice = self.splice(batch);
         let training = Training {
             dropout: self.dropout,
             seed: self.seed,
@@ -122,7 +123,7 @@ impl Model {
             Ok::<_, Error>((x, seen, per_layer, of_positions))
         })??;
         let embedded = trains_per_layer.then(|| x.copy());
-        let ((mut x, added), pictures) = self.place(x, seen, &splice);
+        let Placed { mut x, added, across, trace: pictures } = self.place(x, seen, &splice, Some(training));
         if let Some(rows) = of_positions {
             elementwise::add(&mut x, &rows);
         }
@@ -133,6 +134,7 @@ impl Model {
             every_token,
             added: added.as_ref(),
             per_layer: per_layer.as_ref(),
+            across: across.as_ref(),
         };
         let (x, trace) = self.blocks.forward_keeping(&walk, &pass, x, balance.is_some())?;
         self.phases.forward += lap();
@@ -188,7 +190,7 @@ impl Model {
             }
             if trains_vision {
                 self.shards.at(0, values, &pass, |pass| {
-                    self.pictures_backward(pass, pictures, training, (&dx, added), params, grads)
+                    self.pictures_backward(pass, pictures, training, (&dx, added, across), params, grads)
                 })??;
             }
             if trains_embedding {

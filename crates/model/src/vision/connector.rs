@@ -118,7 +118,7 @@ impl Connector {
         self.0.iter().any(Step::trains)
     }
 
-    /// From `x [rows of the encoder, encoder_size]` to `[rows of the decoder, decoder_size]`.
+    /// From `x [rows of the encoder, encoder_size]` to `[rows of the decoder, decoder_size]`. Without a step, these are equal.
     pub fn forward(
         &self,
         pass: &Pass<'_>,
@@ -142,7 +142,7 @@ impl Connector {
             let input = input.replace(y).filter(|_| step.needs_input());
             kept.push(Kept { input, rows, stats, extra });
         }
-        (input.expect("a connector has a step"), Saved(kept))
+        (input.unwrap_or_else(|| x.copy()), Saved(kept))
     }
 
     /// Adds the gradients of what is trained, and gives that of `x`, if `want_dx`.
@@ -156,7 +156,7 @@ impl Connector {
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
-        let mut gradient: Option<Activation> = None;
+        let mut gradient: Option<Activation> = self.0.is_empty().then(|| dy.copy());
         for (at, step) in self.0.iter().enumerate().rev() {
             let wanted = want_dx || self.0[..at].iter().any(Step::trains);
             let own = kept.pop()?;

@@ -92,6 +92,7 @@ impl Encoder {
             every_token: true,
             added: None,
             per_layer: None,
+            across: None,
         }
     }
 

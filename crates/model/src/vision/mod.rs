@@ -94,11 +94,28 @@ impl<'a> Training<'a> {
     /// picture's first row in the step, times 2^16, plus the token's number in the picture.
     fn encoder_rows(&self, tokens: impl Fn(&Pixels) -> usize) -> Vec<usize> {
         let of = |image: &ImageRows| {
-            let start = image.runs.first().map_or(0, |run| run.start);
-            let first = (self.first_row as usize + start) << 16;
+            let first = self.first_number(image);
             first..first + tokens(&image.pixels)
         };
         self.images.iter().flat_map(of).collect()
+    }
+
+    fn first_number(&self, image: &ImageRows) -> usize {
+        (self.first_row as usize + image.runs.first().map_or(0, |run| run.start)) << 16
+    }
+
+    /// A number of its own for each row of the connector, of which each picture has so many, whichever micro-batch it is in: as those
+    /// of the encoder's tokens. Empty without dropout.
+    pub(crate) fn rows_of_images(&self, counts: &[usize]) -> Vec<usize> {
+        if self.dropout == 0.0 {
+            return Vec::new();
+        }
+        self.images
+            .iter()
+            .map(|image| self.first_number(image))
+            .zip(counts)
+            .flat_map(|(first, count)| first..first + count)
+            .collect()
     }
 
     fn drops<'r>(&self, rows: &'r [usize]) -> Option<Drops<'r>> {
@@ -236,6 +253,14 @@ impl Vision {
         self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)), pixels.joined.as_ref())
     }
 
+    /// How many rows the connector gives for a picture.
+    pub(crate) fn connector_rows(&self, pixels: &Pixels) -> usize {
+        if pixels.world {
+            return self.rows(pixels);
+        }
+        self.arch.connector_rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)), pixels.joined.as_ref())
+    }
+
     /// Rows and columns of a picture's rows in the decoder, where they are a grid. Those of a second encoder have counted positions,
     /// as text has.
     pub(crate) fn sides(&self, pixels: &Pixels) -> Option<[usize; 2]> {
@@ -258,7 +283,7 @@ impl Vision {
         let tiles = Tiles::of(pictures.iter().copied());
         let prefix = self.arch.encoder.prefix_tokens();
         // Where lines end with a row, a picture may have more rows than patches.
-        let rows: usize = pictures.iter().map(|pixels| self.rows(pixels)).sum();
+        let rows: usize = pictures.iter().map(|pixels| self.connector_rows(pixels)).sum();
         self.pool.reserve(tiles.tokens(prefix).max(rows));
         let numbers = self.numbers(training);
         let pass = self.pass(pass, training, &numbers);

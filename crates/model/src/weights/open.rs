@@ -230,7 +230,13 @@ impl WeightFiles {
 
 /// Stored buffers that the model computes itself, and the copy of a shared embedding. Old files of GPT-2 have causal masks.
 fn is_passed_over(name: &str) -> bool {
-    let buffers = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+    let buffers = [
+        ".rotary_emb.inv_freq",
+        ".attn.bias",
+        ".attn.masked_bias",
+        ".crossattention.bias",
+        ".crossattention.masked_bias",
+    ];
     buffers.iter().any(|buffer| name.ends_with(buffer)) || name == "lm_head.weight"
 }
 

@@ -114,7 +114,15 @@ fn is_stacked(name: &str) -> bool {
 }
 
 /// GPT-2's matrices, which files hold transposed, by the ends of their names in a block.
-const TRANSPOSED: [&str; 4] = ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"];
+const TRANSPOSED: [&str; 7] = [
+    "attn.c_attn.weight",
+    "attn.c_proj.weight",
+    "crossattention.c_attn.weight",
+    "crossattention.c_proj.weight",
+    "crossattention.q_attn.weight",
+    "mlp.c_fc.weight",
+    "mlp.c_proj.weight",
+];
 
 /// Whether the tensor of that name is a transposed matrix in files.
 pub(super) fn is_transposed(name: &str) -> bool {

@@ -138,9 +138,25 @@ fn block_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
+/// Names of ViT and `DINOv2` in files, and in Transformers 5, in the order in which they are replaced.
+const RENAMED: [(&str, &str); 8] = [
+    ("encoder.vision_model.", "encoder."),
+    ("encoder.encoder.layer.", "encoder.layers."),
+    (".attention.attention.query.", ".attention.q_proj."),
+    (".attention.attention.key.", ".attention.k_proj."),
+    (".attention.attention.value.", ".attention.v_proj."),
+    (".attention.output.dense.", ".attention.o_proj."),
+    (".intermediate.dense.", ".mlp.fc1."),
+    (".output.dense.", ".mlp.fc2."),
+];
+
 /// What all of a tensor's names beside the language model have in common: checkpoints have the tower with and without
-/// `vision_model.`, and the whole with and without `model.`.
+/// `vision_model.`, and the whole with and without `model.`. An encoder beside a decoder that reads it by cross-attention has its
+/// own file's names.
 fn plain_beside(name: &str) -> String {
+    if name.starts_with("encoder.") {
+        return RENAMED.iter().fold(name.to_owned(), |name, (stored, plain)| name.replacen(stored, plain, 1));
+    }
     name.strip_prefix("model.").unwrap_or(name).replace("vision_tower.vision_model.", "vision_tower.")
 }
 

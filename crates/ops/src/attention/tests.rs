@@ -281,6 +281,23 @@ fn every_mask_equals_the_definition_and_its_finite_differences() {
     });
 }
 
+/// As in cross-attention: every query of a sequence is at its last position, and there may be more or fewer queries than keys, or none.
+#[test]
+fn queries_at_one_position_equal_the_definition_and_its_finite_differences() {
+    let span = |keys: std::ops::Range<usize>, queries: std::ops::Range<usize>| Span {
+        key_start: keys.start,
+        keys: keys.len(),
+        query_start: queries.start,
+        positions: vec![keys.len() - 1; queries.len()],
+        ranges: None,
+    };
+    let spans = [span(0..5, 0..21), span(5..6, 21..24), span(6..40, 24..24), span(40..73, 24..26)];
+    each_engine(|engine| {
+        check_spans(engine, Heads::new(2, 2, 6), &spans, PLAIN, false);
+        check_spans(engine, Heads { query: 4, kv: 2, head_dim: 6, v_head_dim: 5 }, &spans, PLAIN, true);
+    });
+}
+
 #[test]
 fn masks_of_long_sequences_cross_every_block() {
     let heads = Heads::new(1, 1, 4);

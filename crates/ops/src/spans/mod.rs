@@ -14,7 +14,7 @@ pub struct Span {
     pub keys: usize,
     /// The first row of its queries.
     pub query_start: usize,
-    /// Each query's position in the sequence, rising.
+    /// Each query's position in the sequence, none before that of an earlier query. Several may have one.
     pub positions: Vec<usize>,
     /// The keys that each query sees. With `None`, query i sees keys `0..=positions[i]`, or those of them that are in the
     /// layer's [`Window`]. Ranges replace both rules.

@@ -222,7 +222,7 @@ pub(in crate::attention) fn backward(
     let Heads { head_dim, v_head_dim, .. } = heads;
     let pool = q.pool();
     let mut dq = pool.act(q.tokens(), q.features());
-    let (mut dk, mut dv) = (pool.act(k.tokens(), k.features()), pool.act(v.tokens(), v.features()));
+    let (mut dk, mut dv) = (k.like(), v.like());
     let (dq_to, dk_to, dv_to) = (dq.shared(), dk.shared(), dv.shared());
     let (q_stride, k_stride, v_stride) = (q.stride(), k.stride(), v.stride());
     let group = heads.query / heads.kv;
