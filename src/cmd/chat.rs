@@ -10,6 +10,7 @@ use super::chat_input::{ChatInput, Said};
 use super::infer::{Shower, named_images};
 use super::model_session::{AskArgs, ModelSession, Prompt};
 use super::terminal::{Style, print, print_text, stdout_colour};
+use crate::data::{is_link, shown_address};
 use crate::error::{Error, Result};
 use crate::eval::End;
 use crate::eval::chat::Memory;
@@ -30,7 +31,7 @@ const HELP: &str = "\
 /system TEXT   start a new conversation with this system message; without TEXT, with none
 /base          use the base model without the adapter; keep the conversation
 /tuned         use the adapter again; keep the conversation
-/image FILE    show this picture with the next question
+/image FILE    show this picture with the next question (with data.allow_image_urls: true, of a web address too)
 /save FILE     append the conversation to a JSON Lines file, as a training row
 /quit          leave (also Ctrl-D); Ctrl-C ends an answer
 ";
@@ -60,7 +61,7 @@ enum Next {
 /// # Errors
 /// The model; the terminal.
 pub fn run(args: &Args) -> Result<()> {
-    let session = args.ask.open(false)?;
+    let session = args.ask.open(false, &[])?;
     if session.model.arch.score.is_some() {
         return Err(Error::config(format!("{}: this model is a classifier and cannot chat", session.what))
             .hint("`tunesmith infer` shows the label, or the number, of a text"));
@@ -176,12 +177,15 @@ impl Chat {
             return Ok(());
         }
         let name = named_images(&[file.into()])?.concat();
-        let rows: usize = pictures.rows(&name)?.tiles.iter().sum();
+        // Without a network, or room in the cache, the conversation goes on too.
+        let kept = pictures.keep(name.clone()).map_err(|error| error.with_kind(crate::Kind::Data))?;
+        let rows: usize = pictures.rows(&kept)?.tiles.iter().sum();
         if pictures.chat().is_none() {
             let prompt = self.session.turn(None, "", &[name])?;
             return self.say(&prompt).map(drop);
         }
         self.next_images.push(name);
+        let file = if is_link(file) { shown_address(file) } else { file.to_owned() };
         print_text(&format!("{file}: {}, shown with the next question\n", count(rows, "token")));
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::generations::{Done, Form, Lines};
 use super::interrupt::interrupt;
 use super::model_session::{AskArgs, ModelSession, Prompt};
 use super::terminal::{print_answer, print_exact, print_note, print_reasoning};
-use crate::data::{numbers, shows_picture};
+use crate::data::{is_link, numbers, shown_address, shows_picture};
 use crate::error::{Error, Result};
 use crate::eval::stream::certain;
 use crate::eval::{Answer, End, Go, Settings, SplitAnswer, Unwatched, Watcher, generate_with_images};
@@ -26,7 +26,8 @@ use crate::words::{are, count};
 pub struct Args {
     #[command(flatten)]
     ask: AskArgs,
-    /// Show this image in front of the prompt; may be given more than once
+    /// Show this image in front of the prompt; may be given more than once. With data.allow_image_urls=true, it may be a
+    /// web address
     #[arg(long, value_name = "FILE", conflicts_with = "input")]
     image: Vec<PathBuf>,
     /// Answer this prompt (default: read it from standard input)
@@ -148,7 +149,7 @@ fn single(args: &Args) -> Result<()> {
         }
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
-    let session = args.ask.open(!images.is_empty())?;
+    let session = args.ask.open(false, &images)?;
     if let Some(head) = &session.model.arch.score {
         return classify::infer(&session, head, args.ask.system.as_deref(), &prompt, args.json);
     }
@@ -182,16 +183,20 @@ fn single(args: &Args) -> Result<()> {
     print_exact(&format!("{found}\n"))
 }
 
-/// Images with absolute paths, so that the configuration's folder does not matter.
+/// Images with absolute paths, so that the configuration's folder does not matter; web addresses as they are.
 pub(super) fn named_images(files: &[PathBuf]) -> Result<Vec<String>> {
     let whole = |file: &PathBuf| {
+        if let Some(address) = file.to_str().filter(|name| name.contains("://") && !file.exists()) {
+            if is_link(address) {
+                return Ok(address.to_owned());
+            }
+            return Err(Error::data(format!("image {}: no address of http or https", shown_address(address)))
+                .hint("name a file, or such an address"));
+        }
         let path = file.canonicalize().map_err(|error| {
             let error = Error::io("read", file, &error).with_kind(crate::Kind::Data);
-            let is_address = file.to_str().is_some_and(|name| name.contains("://") || name.starts_with("data:"));
-            if is_address {
-                return error.hint("a file is expected here: download it, or name the address in a row of --in");
-            }
-            error
+            let is_data = file.to_str().is_some_and(|name| name.starts_with("data:"));
+            if is_data { error.hint("a file, or an address of http or https, is expected here") } else { error }
         })?;
         // Rows name their images in UTF-8, and so does all behind this.
         path.into_os_string().into_string().map_err(|path| {
@@ -268,7 +273,7 @@ impl Watcher for Writer<'_> {
 
 fn batch(args: &Args, rows: &[Value], done: &Done, out: &Path, input: &Path) -> Result<()> {
     let ask = &args.ask;
-    let session = ask.open(rows.iter().any(shows_picture))?;
+    let session = ask.open(rows.iter().any(shows_picture), &[])?;
     let form = Form::of(session.model.arch.score.as_ref());
     let all_answered = || {
         print_note(&format!("{}: all {} answered", out.display(), are(done.rows, "row")));

@@ -17,7 +17,7 @@ use crate::config::vision::has_encoder;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
 use crate::data::batch::{Example, ImageRows};
 use crate::data::row::{Conversation, Row};
-use crate::data::{ChatPictures, ChatTemplate, Pictures, ReasoningForm, Shown, Tokenizer, before_caption};
+use crate::data::{ChatPictures, ChatTemplate, Pictures, ReasoningForm, Shown, Tokenizer, before_caption, is_link};
 use crate::error::{Error, Result};
 use crate::eval::{Answer, AnswerDecoder, Settings, SplitAnswer};
 use crate::export::merge::{Parts, idle, set_adapter};
@@ -102,11 +102,13 @@ struct BothValues {
 }
 
 impl AskArgs {
-    /// Opens the model, with its image encoder if images are given or if its adapter was trained with one.
+    /// Opens the model, with its image encoder if `sees`, if images are given, or if its adapter was trained with one. Images of web
+    /// addresses are fetched before the model is loaded.
     ///
     /// # Errors
-    /// [`crate::Kind::Config`]: no model is named; those of reading it.
-    pub fn open(&self, sees: bool) -> Result<ModelSession> {
+    /// [`crate::Kind::Config`]: no model is named; those of reading it, and of [`Pictures::keep`].
+    pub fn open(&self, sees: bool, images: &[String]) -> Result<ModelSession> {
+        let sees = sees || !images.is_empty();
         provenance::check_allowed(&self.allow)?;
         let mut flags = self.generation.flags()?;
         if let Some(model) = &self.model {
@@ -169,6 +171,13 @@ impl AskArgs {
         let Parts { arch, weights, below, .. } = parts;
         config.model.quantization =
             quantize::resolve(&arch, &config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
+        if let Some(sight) = &sight {
+            let pictures = sight.pictures();
+            images
+                .iter()
+                .filter(|image| is_link(image))
+                .try_for_each(|image| pictures.keep(image.clone()).map(drop))?;
+        }
         let mut model = Model::load_for_inference(&arch, Some(&weights), &config, &below)?;
         if let Some(chosen) = device::chosen(config.model.device, model.device()) {
             print_note(&format!("the device is {chosen}"));

@@ -30,6 +30,7 @@ mod image_containers;
 mod import;
 mod imports;
 mod infer;
+mod latent_cache;
 mod machine;
 mod makers;
 mod memory;

@@ -85,7 +85,11 @@ fn images_without_captions_are_captioned_from_a_file_too() {
     assert_eq!((lines.len(), &lines[1]["id"]), (2, &json!(7)));
 
     let address = [&captions[..], &["--image", "https://example.com/a.png"]].concat();
-    fails(&run(&address), 3, "a file is expected here");
+    fails(&run(&address), 3, "data.allow_image_urls: true");
+    let address = [&captions[..], &["--image", "ftp://me:CANARY@example.com/a.png?k=CANARY"]].concat();
+    let refused = run(&address);
+    fails(&refused, 3, "no address of http or https");
+    assert!(!String::from_utf8_lossy(&refused.stderr).contains("CANARY"));
     let name = fixture.root.path().join(OsStr::from_bytes(b"\xff.png"));
     fs::copy(Path::new("examples/caption/data/0330.png"), &name).unwrap();
     let words: Vec<_> = captions.iter().map(OsStr::new).chain([OsStr::new("--image"), name.as_os_str()]).collect();

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a path of the server answers: a status, a location, and a body.
@@ -293,11 +293,76 @@ fn addresses_train_as_files_and_ranks_share_what_was_fetched() {
     let config = fixture.config("both", &[ON, &cache, &encoder(&fixture)]).display().to_string();
     let start = || {
         let mut command = tunesmith(&["data", &config, "--json"]);
-        command.env("TUNESMITH_TEST_IMAGE_HOST", &server.host).stdout(std::process::Stdio::piped()).spawn().unwrap()
+        command.env("TUNESMITH_TEST_IMAGE_HOST", &server.host).stdout(Stdio::piped()).spawn().unwrap()
     };
     let both = [start(), start(), start()].map(|child| child.wait_with_output().unwrap());
     assert!(both.iter().all(|done| done.status.success()));
     assert_eq!(server.asked().len(), 2);
+}
+
+#[test]
+fn an_address_is_shown_to_a_model_only_where_that_is_allowed() {
+    let server = Server::start();
+    let fixture = paired();
+    adapter(&server, &fixture, "one", &[]);
+    let config = fixture.path("one.yaml").display().to_string();
+    let out = format!("train.output_dir={}", fixture.path("one").display());
+    let file = golden("pixels/rgb.png").canonicalize().unwrap().display().to_string();
+    let link = format!("{}?signature=SECRET", server.at("rgb.png"));
+    let infer = |image: &str, more: &[&str]| server.run(&[&["infer", &config, &out, "--image", image], more].concat());
+    let on = "data.allow_image_urls=true";
+    let wanted = infer(&file, &[]);
+    assert!(wanted.status.success() && !wanted.stdout.is_empty(), "{}", said(&wanted));
+    let inside = server.at("inside.png");
+    server.put("/inside.png", 302, Some("http://localhost:1/rgb.png"), b"");
+    server.put("/page.png", 200, None, b"<html>no image</html>");
+    server.put("/large.png", 200, None, &vec![0; (64 << 20) + 1]);
+    let page = server.at("page.png");
+    for (image, words, part, code) in [
+        (link.as_str(), &[][..], "data.allow_image_urls: true", 3),
+        (&inside, &[on], "public internet", 3),
+        ("http://10.0.0.1/a.png", &[on], "public internet", 3),
+        (&page, &[on], "no image", 3),
+        ("ftp://example.org/a.png?key=SECRET", &[on], "http or https", 3),
+        (&link.replace("http://", "http://me:SECRET@"), &[on], "user name or a password", 3),
+        (&server.at("large.png?k=SECRET"), &[on], "more than 64 MiB", 3),
+    ] {
+        let refused = infer(image, words);
+        assert_eq!(refused.status.code(), Some(code), "{image}: {}", said(&refused));
+        assert!(said(&refused).contains(part) && !said(&refused).contains("SECRET"), "{image}: {}", said(&refused));
+    }
+    assert_eq!(server.asked(), ["/inside.png", "/page.png", "/large.png?k=SECRET"]);
+    for asked in [&["/rgb.png?signature=SECRET"][..], &[]] {
+        let answered = infer(&link, &[on]);
+        assert!(answered.status.success(), "{}", said(&answered));
+        assert_eq!(answered.stdout, wanted.stdout);
+        assert_eq!(server.asked(), asked, "it is fetched once");
+    }
+    let wide = server.at("wide.png");
+    let mut offline = tunesmith(&["infer", &config, &out, "--image", &wide, on]);
+    let offline = offline.env("TUNESMITH_TEST_IMAGE_HOST", &server.host).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert!(offline.status.code() == Some(2) && said(&offline).contains("not in the cache"), "{}", said(&offline));
+    // In a conversation, which goes on after a refusal.
+    let talk = |first: &str, words: &[&str], is_offline: bool| {
+        let mut chat = tunesmith(&[&["chat", &config, &out], words].concat());
+        chat.env("TUNESMITH_TEST_IMAGE_HOST", &server.host).env("HF_HUB_OFFLINE", if is_offline { "1" } else { "0" });
+        let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        chat.stdin.take().unwrap().write_all(format!("/image {first}\n/image {link}\n/quit\n").as_bytes()).unwrap();
+        let done = chat.wait_with_output().unwrap();
+        assert!(done.status.success() && !said(&done).contains("SECRET"), "{}", said(&done));
+        done
+    };
+    let answer = String::from_utf8(wanted.stdout).unwrap();
+    let refused = said(&talk(&wide, &[], false));
+    assert!(refused.contains("data.allow_image_urls: true") && !refused.contains(answer.trim()), "{refused}");
+    let not_cached = talk(&wide, &[on], true);
+    assert!(said(&not_cached).contains("not in the cache"), "{}", said(&not_cached));
+    assert!(server.asked().is_empty());
+    for done in [not_cached, talk(&wide, &[on], false)] {
+        let text = String::from_utf8_lossy(&done.stdout);
+        assert!(text.trim_end().ends_with(answer.trim_end()), "{answer:?}: {}", said(&done));
+    }
+    assert_eq!(server.asked(), ["/wide.png"]);
 }
 
 #[test]

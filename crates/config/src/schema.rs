@@ -435,8 +435,8 @@ section! {
         image_dir: Option<PathBuf> = None, aliases ["media_dir"];
         /// What happens to rows with an image that cannot be read.
         bad_images: BadImages = BadImages::Refuse;
-        /// Whether rows may name images by web address (`http`, `https`). They are fetched before the run, from public hosts only, into
-        /// `cache_dir`, where later runs and other ranks find them.
+        /// Whether rows, `infer --image`, and `/image` in `chat` may name images by web address (`http`, `https`). They are fetched before
+        /// the run, from public hosts only, into `cache_dir`, where later runs and other ranks find them.
         allow_image_urls: bool = false;
         /// The most disk space that images of web addresses may take in `cache_dir`.
         image_cache_size: Bytes = Bytes(50 << 30);

@@ -96,4 +96,4 @@ pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
 pub use tokenizer::{Tokenizer, add_new_tokens, new_token_ids, with_tokens};
-pub use web_address::Came;
+pub use web_address::{Came, is_link, shown as shown_address};

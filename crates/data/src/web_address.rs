@@ -1,13 +1,13 @@
 //! Web addresses that rows name images by.
 
 /// Whether a name of an image is a web address.
-pub(super) fn is_link(name: &str) -> bool {
+pub fn is_link(name: &str) -> bool {
     let begins = |scheme: &str| name.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
     begins("http://") || begins("https://")
 }
 
 /// A web address for people: without a user name and a password, and without what may hold a secret behind the path.
-pub(super) fn shown(link: &str) -> String {
+pub fn shown(link: &str) -> String {
     let end = link.find(['?', '#']).unwrap_or(link.len());
     let (scheme, rest) = link[..end].split_once("://").unwrap_or(("", &link[..end]));
     let host = rest.find('/').unwrap_or(rest.len());

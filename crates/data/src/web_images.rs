@@ -166,7 +166,7 @@ impl WebCache {
                 let error = if passing {
                     error.hint("check the network (proxies are not used for images) and run it again: what has arrived is kept")
                 } else {
-                    error.hint("leave the row out, or set data.bad_images: skip")
+                    error.hint("name another image, leave the row out, or set data.bad_images: skip")
                 };
                 Err(bad_image(&shown(link), error))
             }

@@ -234,7 +234,8 @@ pub(super) fn most_probable(row: &[f32]) -> u32 {
 }
 
 impl<'a> Work<'a> {
-    fn new(text: usize, prompt: &'a [u32], read: TextCache, settings: &Settings) -> Self {
+    fn new(text: usize, prompt: &'a [u32], mut read: TextCache, settings: &Settings) -> Self {
+        read.expect_prompt(prompt.len());
         let search = match settings.strategy {
             Strategy::Beams(beams) => Some(Search::new(beams)),
             Strategy::Greedy | Strategy::Sample(_) => None,

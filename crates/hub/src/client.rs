@@ -98,18 +98,27 @@ impl<'a> HubRequest<'a> {
         let Some(location) = answer.headers().get(LOCATION).filter(|_| matches!(status, 301..=303 | 307 | 308)) else {
             return Ok(None);
         };
-        let nowhere = || Failure::InvalidAnswer("a redirect to no address".into());
         let mut next = self.clone();
-        next.url = joined(&self.url, location.as_bytes()).ok_or_else(nowhere)?;
+        next.url = redirected(&self.url, location)?;
         if status <= 303 && self.method != Method::GET && self.method != Method::HEAD {
             (next.method, next.load) = (Method::GET, RequestBody::Nothing);
             next.headers.remove(CONTENT_TYPE);
         }
-        if origin(&next.url).ok_or_else(nowhere)? != origin(&self.url).ok_or_else(nowhere)? {
+        let host = |url: &str| origin(url).ok_or_else(nowhere);
+        if host(&next.url)? != host(&self.url)? {
             next.headers.remove(AUTHORIZATION);
         }
         Ok(Some(next))
     }
+}
+
+/// The address that the `Location` of a response from `url` names.
+pub(super) fn redirected(url: &str, location: &HeaderValue) -> Result<String, Failure> {
+    joined(url, location.as_bytes()).ok_or_else(nowhere)
+}
+
+fn nowhere() -> Failure {
+    Failure::InvalidAnswer("a redirect to no address".into())
 }
 
 /// The client for the hub. Each thread has its own.

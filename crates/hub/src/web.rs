@@ -16,8 +16,8 @@ use ureq::tls::TlsConfig;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
-use super::address::{joined, login, origin};
-use super::client::{AGENT, HubResponse, refused, roots};
+use super::address::{login, origin};
+use super::client::{AGENT, HubResponse, redirected, refused, roots};
 use super::failure::{Cause, Failure, pause};
 use super::public_address::is_public;
 use super::settings::RetryPolicy;
@@ -107,8 +107,7 @@ impl WebClient {
             let answer = self.ask(&url)?;
             let status = answer.status();
             if let Some(location) = answer.headers().get(LOCATION).filter(|_| status.is_redirection()) {
-                url = joined(&url, location.as_bytes())
-                    .ok_or_else(|| Failure::InvalidAnswer("a redirect to no address".into()))?;
+                url = redirected(&url, location)?;
                 continue;
             }
             if !status.is_success() {
@@ -287,6 +286,10 @@ mod tests {
             // Claims nothing, and goes on.
             "/endless" => format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}", "x".repeat(1000)),
             "/liar" => "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 999999999999\r\n\r\nx".to_owned(),
+            "/silent" => {
+                std::thread::sleep(Duration::from_secs(5));
+                ok("png")
+            }
             _ => ok("png"),
         });
         let fetch = |path: &str, most: u64| client(Some(server)).fetch(&format!("http://{server}{path}"), most);
@@ -299,6 +302,10 @@ mod tests {
         assert_eq!(fetch("/endless", 1000).unwrap().len(), 1000);
         let liar = fetch("/liar", 10).unwrap_err();
         assert!(liar.is_passing, "{liar:?}");
+        // A silent host is not waited for longer than that, three times.
+        let began = std::time::Instant::now();
+        let silent = fetch("/silent", 10).unwrap_err();
+        assert!(silent.is_passing && began.elapsed() < Duration::from_secs(3), "{silent:?}");
         let all = asked.lock().unwrap().join("\n").to_lowercase();
         assert!(
             !all.contains("authorization") && !all.contains("cookie") && all.contains("user-agent: tunesmith/"),

@@ -7,6 +7,7 @@ use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::projections::Projections;
 use super::weight::{View, Weight};
+use tunesmith_device::Device;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
 use tunesmith_ops::elementwise;
@@ -270,6 +271,88 @@ impl Attention {
         let mut d_mixed = saved.mixed.copy();
         gated_mlp::backward(Gate::Sigmoid, &mut gate, &mut d_mixed, &d_input);
         (d_mixed, Some(gate))
+    }
+
+    /// Whether [`Attention::forward_vector`] can compute it.
+    pub fn takes_vectors(&self, pass: &Pass<'_>, rows: BlockRows<'_>) -> bool {
+        let Qkv::Own(projections) = &self.qkv else { return false };
+        let plain = matches!(self.gate, OutputGate::None) && self.v_norm.is_none() && !self.shares;
+        let norms = self.q_norm.iter().chain(&self.k_norm).all(|(norm, _)| norm.bias.is_none());
+        plain
+            && norms
+            && rows.outputs.query_factors.is_none()
+            && projections.takes_vectors(pass)
+            && self.o.takes_vectors(pass)
+    }
+
+    /// The mixed values of one token as a vector `[query heads * v_head_dim, 1]`, of its vector `h [hidden, 1]`
+    /// ([`Activation::to_vector`]). `mix` does so with the vectors of queries, keys and values, and with sinks.
+    ///
+    /// # Panics
+    /// Unless [`Attention::takes_vectors`].
+    pub fn forward_vector(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+        mix: impl FnOnce(&Activation, &Activation, &Activation, Option<Floats<'_>>) -> Activation,
+    ) -> Activation {
+        let Qkv::Own(projections) = &self.qkv else { unreachable!("it takes no vectors") };
+        let sinks = self.sinks.as_ref().map(|sinks| sinks.view(pass.values));
+        let [mut q, mut k, v] = projections.forward_vector(pass, h);
+        for (x, norm, rows) in [(&mut q, &self.q_norm, rows.outputs), (&mut k, &self.k_norm, rows.all)] {
+            let normed = |x: &mut Activation| {
+                let new = norm.as_ref().and_then(|(norm, groups)| norm.of_vector(pass, x, *groups));
+                if let Some(new) = new {
+                    *x = new;
+                }
+            };
+            if !self.norms_after_rope {
+                normed(x);
+            }
+            if let Some(rope) = self.rope {
+                rows.ropes[rope].turn_vector(x, self.heads.head_dim, 0);
+            }
+            if self.norms_after_rope {
+                normed(x);
+            }
+        }
+        mix(&q, &k, &v, sinks.as_ref().map(View::vector))
+    }
+
+    /// Its latents, if a cache may hold them in the place of keys and values: on the CPU, where nothing but a projection (with
+    /// `LoRA`, not with an adapter of another kind) makes keys and values of them, and no window, cap, or sink is in the way.
+    pub fn cached_latents(&self, device: Device) -> Option<&Latent> {
+        let Qkv::Latent(latent) = &self.qkv else { return None };
+        let norms = self.q_norm.is_some() || self.k_norm.is_some() || self.v_norm.is_some();
+        let scores = self.how.softcap.is_some() || self.how.window.is_some() || self.sinks.is_some();
+        let gated = !matches!(self.gate, OutputGate::None);
+        let plain = !(norms || scores || gated || self.shares);
+        (plain && device == Device::Cpu && latent.absorbs()).then_some(latent)
+    }
+
+    /// As [`Attention::forward_by`], of [`Attention::cached_latents`]; nothing can go backward from it. `mix` gets queries, turned
+    /// and scaled, and what [`Latent::compress`] gives of keys and values.
+    pub fn forward_latents(
+        &self,
+        latent: &Latent,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+        mix: impl FnOnce(&Activation, &Activation, &Activation) -> Activation,
+    ) -> Saved {
+        let BlockRows { all, outputs: rows, .. } = rows;
+        let rope = self.rope.map(|rope| &all.ropes[rope]);
+        let [mut q, normed, k_rot] = latent.compress(pass, h, rows.picked.as_deref(), rope);
+        self.turn(None, pass, &mut q, rows);
+        if let Some(factors) = &rows.query_factors {
+            elementwise::scale_tokens(&mut q, factors);
+        }
+        let mixed = mix(&q, &normed, &k_rot);
+        let lse = q.pool().act(0, 0);
+        let (gate_extra, extra) = (Vec::new(), Vec::new());
+        let (kv, gate, latent) = (None, None, None);
+        Saved { q, kv, q_raw: None, k_raw: None, v_raw: None, mixed, gate, gate_extra, lse, extra, latent }
     }
 
     /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, and what backward needs.

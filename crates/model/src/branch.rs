@@ -313,6 +313,10 @@ impl Branch {
         whole: bool,
         mixing: &mut dyn Mixing,
     ) -> (Activation, Saved) {
+        if let Some(y) = self.forward_one(pass, x, rows, mixing) {
+            // A model for inference trains nothing: nothing is kept.
+            return (y, Saved::again());
+        }
         let (h, rstd) = self.norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
         let input = h.as_ref().unwrap_or(x);
         match &self.part {
@@ -388,6 +392,34 @@ impl Branch {
                 (y, Saved { normed, rstd, part: PartSaved::PerLayer(saved, extra), raw, laurel: None })
             }
         }
+    }
+
+    /// As [`Branch::forward`] of one token, with vectors where the part can: numbers of one token lie side by side, and threads hand a
+    /// sixteenth of the memory to each other. The same numbers to the bit.
+    fn forward_one(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        rows: BlockRows<'_>,
+        mixing: &mut dyn Mixing,
+    ) -> Option<Activation> {
+        if x.tokens() != 1 || self.laurel.is_some() {
+            return None;
+        }
+        let input = || match &self.norm {
+            None => x.to_vector(),
+            Some(norm) => {
+                norm.of_vector(pass, &x.to_vector(), 1).unwrap_or_else(|| norm.forward(pass, x, 1).0.to_vector())
+            }
+        };
+        let (last, middle) = match &self.part {
+            Part::Attention(attention) => (&attention.o, mixing.attention_of_one(attention, pass, rows, &input)?),
+            Part::Mlp(mlp) if mlp.takes_vectors(pass) => (&mlp.down, mlp.middle_of_vector(pass, &input())),
+            _ => return None,
+        };
+        let plain = matches!(self.join, Join::Plain);
+        let y = last.forward_one(pass, &middle, plain.then_some(x));
+        Some(if plain { y } else { self.join.add(pass, y, x).0 })
     }
 
     /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.

@@ -43,7 +43,7 @@ pub(super) struct Builder<'a> {
     pub(super) placements: BTreeMap<String, (u64, Placement)>,
     shards: Shards,
     /// Matrices of blocks and of the head are rearranged for inference ([`Builder::linear`]). Those of an encoder are not.
-    interleaves: bool,
+    pub(super) interleaves: bool,
     /// The head is quantized, unless it is trained.
     quantizes_head: bool,
     /// As [`expert_pools`] makes them.

@@ -150,7 +150,10 @@ impl Builder<'_> {
             Ok::<_, Error>(Up { norm, proj: this.of_mixer(&mixer, proj, linears)? })
         };
         let query = query_rank.map(|_| up(self, "q_a_layernorm", "q_b_proj")).transpose()?;
+        // Single queries absorb it head by head.
+        let interleaves = std::mem::take(&mut self.interleaves);
         let kv = up(self, "kv_a_layernorm", "kv_b_proj")?;
+        self.interleaves = interleaves;
         let first = self.of_mixer(&mixer, if query.is_some() { "q_a_proj" } else { "q_proj" }, linears)?;
         let rest = self.of_mixer(&mixer, "kv_a_proj_with_mqa", linears)?;
         let heads = LatentHeads { heads, nope: nope_dim, rope: rope_dim, value: value_dim };

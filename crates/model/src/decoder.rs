@@ -29,6 +29,7 @@ use tunesmith_ops::loss::{Terms, Totals};
 use tunesmith_ops::narrow::Half;
 
 mod counts;
+mod layer_cache;
 mod next;
 mod passes;
 mod pictures;

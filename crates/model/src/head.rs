@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::loss::Terms;
-use tunesmith_ops::loss::linear::{LossGradient, Objective, Projection, RowLosses};
+use tunesmith_ops::loss::linear::{Logits, LossGradient, Objective, Projection, RowLosses};
 
 #[derive(Debug)]
 pub struct Head {
@@ -53,15 +53,15 @@ impl Head {
         Projection { weight: weight.store(), outputs: self.outputs, softcap: self.softcap, pool: &self.pool }
     }
 
-    /// Logits of a few rows `x [rows, hidden]`, in parts `[some rows, outputs]`.
-    pub fn next(&self, pass: &Pass<'_>, x: &Activation) -> Vec<Activation> {
+    /// Logits of a few rows `x [rows, hidden]`, in parts of some rows.
+    pub fn next(&self, pass: &Pass<'_>, x: &Activation) -> Vec<Logits> {
         let (h, _) = self.normed(pass, x);
         self.projection(&self.weight.view(pass.values)).logits(&h)
     }
 
     /// Logits `[rows, outputs]`, row-major, of a few rows `x [rows, hidden]`.
     pub fn logits(&self, pass: &Pass<'_>, x: &Activation) -> Vec<f32> {
-        self.next(pass, x).iter().flat_map(Activation::to_rows).collect()
+        self.next(pass, x).iter().flat_map(Logits::to_rows).collect()
     }
 
     /// Each row's negative log-likelihood of its target, for `x [rows, hidden]`; and whether the target is the most probable

@@ -2,12 +2,13 @@
 //! to one of keys and values, and to a part of the key that is rotated and shared by all heads. Each latent has a norm,
 //! and is then projected to all heads.
 use super::grads::Grads;
-use super::linear::{self, Input, Linear};
+use super::linear::{self, Base, Input, Linear};
 use super::norm::Norm;
 use super::pass::Pass;
 use super::projections::Projections;
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
+use tunesmith_ops::latent_attention::{self, Latents, LowRank, Projection};
 use tunesmith_ops::latent_heads::{self, LatentHeads};
 use tunesmith_ops::rope::Rope;
 
@@ -128,6 +129,64 @@ impl Latent {
         }
         let (k, v) = latent_heads::forward(&kv, &k_rot, self.heads);
         ([q, k, v], extra, Saved { query, kv: saved })
+    }
+
+    /// Whether [`Latent::decode`] can compute it: neither an adapter other than `LoRA` nor a bias makes keys and values.
+    pub fn absorbs(&self) -> bool {
+        let proj = &self.kv.proj;
+        proj.bias.is_none() && proj.adapter.as_ref().is_none_or(|adapter| adapter.is_low_rank())
+    }
+
+    /// What `LoRA` adds to the projection to keys and values, if there is one.
+    fn low_rank<'a>(&'a self, pass: &'a Pass<'a>) -> Option<LowRank<'a>> {
+        let proj = &self.kv.proj;
+        let low = proj.adapter.as_ref()?.low_rank(Base { linear: proj, pass }, 1)?;
+        let (a, b) = (low.a.on_host(proj.in_features), low.b.on_host(low.rank));
+        let (a, b) = a.zip(b).expect("float32, row by row");
+        Some(LowRank { a, b, width: low.rank, scale: low.scale })
+    }
+
+    /// The cache of a text without tokens.
+    pub const fn cache(&self) -> Latents {
+        Latents::new(self.kv.proj.in_features, self.heads.rope)
+    }
+
+    /// Queries as they are projected, those of the rows `picked` alone if given; the latents of keys and values, normed; and what
+    /// turns of keys, turned.
+    pub fn compress(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        picked: Option<&[usize]>,
+        rope: Option<&Rope>,
+    ) -> [Activation; 3] {
+        let ([q, latent, mut k_rot], _) = self.down.forward(pass, h, picked);
+        let q = match &self.query {
+            Some(up) => up.forward(pass, q).0,
+            None => q,
+        };
+        let (normed, _) = self.kv.norm.forward(pass, &latent, 1);
+        if let Some(rope) = rope {
+            rope.forward(&mut k_rot, self.heads.rope, 0);
+        }
+        [q, normed, k_rot]
+    }
+
+    /// Keys and values of all heads from what [`Latent::compress`] gives of them, to the bit those of [`Latent::forward`].
+    pub fn expand(&self, pass: &Pass<'_>, normed: &Activation, k_rot: &Activation) -> (Activation, Activation) {
+        let (kv, _) = self.kv.proj.forward(pass, normed, None);
+        latent_heads::forward(&kv, k_rot, self.heads)
+    }
+
+    /// The mixed values of single queries, turned, each over its text's latents up to a position. Neither keys nor values are made.
+    ///
+    /// # Panics
+    /// As [`latent_attention::decode`].
+    pub fn decode(&self, pass: &Pass<'_>, q: &Activation, queries: &[(&Latents, usize)], scale: f32) -> Activation {
+        let weight = self.kv.proj.weight.view(pass.values);
+        let projection =
+            Projection { weight: weight.store(), low_rank: self.low_rank(pass), rank: self.kv.proj.in_features };
+        latent_attention::decode(q, queries, projection, self.heads, scale)
     }
 
     /// From the gradients of turned keys and of values to those of what `kv` gave and of what turns of keys.

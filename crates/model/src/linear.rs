@@ -13,7 +13,8 @@ use tunesmith_device::FloatBuffer;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::Dropout;
 use tunesmith_ops::elementwise;
-use tunesmith_ops::gemm::{Init, Matrix, Product, Target, Term, Transposed, matmul, matmul_grouped, outer};
+use tunesmith_ops::gemm::{Init, Matrix, Product, Target, Term, Transposed, matmul, matmul_grouped};
+use tunesmith_ops::gemm::{matvec, matvec_grouped, outer};
 
 /// Modules that are computed together, and what belongs to each: few, so that they take no memory of the heap.
 pub type Few<T> = SmallVec<[T; 4]>;
@@ -95,6 +96,11 @@ pub trait Formula: Debug + Send + Sync {
         None
     }
 
+    /// Whether [`Formula::low_rank`] has all that it adds, with A and B row by row.
+    fn is_low_rank(&self) -> bool {
+        false
+    }
+
     /// The output of the module `[tokens, out_features]` for `x [tokens, in_features]`, plus `residual` of that shape if given;
     /// and what [`Formula::backward`] needs again. By default it is that of the base and [`Formula::low_rank`].
     fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
@@ -159,6 +165,23 @@ impl Linear {
         forward_grouped(pass, &[Call { linear: self, x, residual }]).swap_remove(0)
     }
 
+    /// Whether it multiplies vectors: it is one of a model for inference on the CPU, without an adapter.
+    pub fn takes_vectors(&self, pass: &Pass<'_>) -> bool {
+        self.adapter.is_none() && matches!(self.weight.view(pass.values), View::Interleaved(_))
+    }
+
+    /// As [`Linear::forward`], `[1, out_features]`, of a vector `x [in_features, 1]` ([`Activation::to_vector`]).
+    pub fn forward_one(&self, pass: &Pass<'_>, x: &Activation, residual: Option<&Activation>) -> Activation {
+        let base = Base { linear: self, pass };
+        let (weight, bias) = (base.weight(), base.bias());
+        let mut y = x.pool().blank(1, self.out_features);
+        matvec(&mut y, start(residual, bias.as_ref()), Matrix::rows(weight.store(), self.in_features), x);
+        if let (Some(_), Some(bias)) = (residual, &bias) {
+            elementwise::add_bias(&mut y, bias.vector());
+        }
+        y
+    }
+
     /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds
     /// unless `add`.
     pub fn backward(
@@ -204,6 +227,18 @@ pub fn forward_grouped(pass: &Pass<'_>, calls: &[Call<'_>]) -> Few<(Activation, 
         _ => summed.next().expect("one of the sums"),
     };
     calls.iter().zip(&updates).map(one).collect()
+}
+
+/// `W x + b` of each for a vector `x [in_features, 1]` ([`Activation::to_vector`]): vectors `[out_features, 1]`. The modules are such that
+/// [`Linear::takes_vectors`].
+pub fn forward_vector(pass: &Pass<'_>, linears: &[Linear], x: &Activation) -> Few<Activation> {
+    let bases: Few<Base<'_>> = linears.iter().map(|linear| Base { linear, pass }).collect();
+    let weights: Few<View<'_>> = bases.iter().map(Base::weight).collect();
+    let biases: Few<Option<View<'_>>> = bases.iter().map(Base::bias).collect();
+    let products = linears.iter().zip(&weights).zip(&biases).map(|((linear, weight), bias)| {
+        (linear.out_features, start(None, bias.as_ref()), Matrix::rows(weight.store(), linear.in_features))
+    });
+    matvec_grouped(&products.collect::<Few<_>>(), x)
 }
 
 /// `W x + b + B (s A x) + residual` of each: first all that LoRA multiplies by B, then all sums.

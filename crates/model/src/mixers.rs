@@ -22,6 +22,18 @@ pub trait Mixing {
         rows: BlockRows<'_>,
     ) -> cross_attention::Saved;
 
+    /// What an attention mixes for one token, as a vector `[features, 1]`; `h` computes its normed input `[hidden, 1]`. `None` if it is
+    /// not computed with vectors here.
+    fn attention_of_one(
+        &mut self,
+        _part: &Attention,
+        _pass: &Pass<'_>,
+        _rows: BlockRows<'_>,
+        _h: &dyn Fn() -> Activation,
+    ) -> Option<Activation> {
+        None
+    }
+
     /// What a gated delta rule gives.
     fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> delta_net::Saved;
 

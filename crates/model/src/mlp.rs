@@ -71,6 +71,17 @@ impl Mlp {
         gated_mlp::forward(self.gate, cut.as_ref().unwrap_or(&saved.gate), &saved.up)
     }
 
+    /// Whether it computes vectors ([`Linear::takes_vectors`]).
+    pub fn takes_vectors(&self, pass: &Pass<'_>) -> bool {
+        self.cut.is_none() && self.gate_up.takes_vectors(pass) && self.down.takes_vectors(pass)
+    }
+
+    /// What `down` takes, as a vector `[intermediate, 1]`, of a vector `h [hidden, 1]`.
+    pub fn middle_of_vector(&self, pass: &Pass<'_>, h: &Activation) -> Activation {
+        let [gate, up] = self.gate_up.forward_vector(pass, h);
+        gated_mlp::forward(self.gate, &gate, &up)
+    }
+
     /// From `dy`, the gradient of `down`'s output, to those of gate and up, in their place. `middle` is what `down` took,
     /// where it was kept.
     pub fn backward_down(

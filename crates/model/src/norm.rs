@@ -55,6 +55,13 @@ impl Norm {
         }
     }
 
+    /// `h` of a vector `x [groups * features, 1]` ([`Activation::to_vector`]), as such a vector. `None` for a `LayerNorm`.
+    pub fn of_vector(&self, pass: &Pass<'_>, x: &Activation, groups: usize) -> Option<Activation> {
+        let weight = self.weight.view(pass.values);
+        let gain = Gain { weight: weight.vector(), offset: self.offset };
+        self.bias.is_none().then(|| rms_norm::of_vector(x, groups, self.eps, gain))
+    }
+
     /// Adds the gradients of what is trained to `grads`, and the input's to `dx` (replacing it unless `add`).
     pub fn backward(
         &self,

@@ -85,6 +85,17 @@ impl<const N: usize> Projections<N> {
         (outputs, saved)
     }
 
+    /// Whether each output has a module, which multiplies vectors ([`Linear::takes_vectors`]).
+    pub fn takes_vectors(&self, pass: &Pass<'_>) -> bool {
+        self.linears.len() == N && self.linears.iter().all(|linear| linear.takes_vectors(pass))
+    }
+
+    /// The outputs for a vector `x [in_features, 1]`, each a vector `[features, 1]`, if [`Projections::takes_vectors`].
+    pub fn forward_vector(&self, pass: &Pass<'_>, x: &Activation) -> [Activation; N] {
+        let outputs: Vec<Activation> = linear::forward_vector(pass, &self.linears, x).into_vec();
+        outputs.try_into().expect("each output has a module")
+    }
+
     /// As [`Projections::forward`] of several, each on an input of its own, computed together.
     pub fn forward_grouped(pass: &Pass<'_>, each: &[(&Self, &Activation)]) -> Few<Outputs<N>> {
         let modules = each.iter().flat_map(|&(it, x)| it.linears.iter().map(move |linear| (linear, x)));

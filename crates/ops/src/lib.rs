@@ -49,6 +49,7 @@
 //! |---|---|
 //! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [rows, query * head_dim]`, `k` and `v` `[tokens, kv * …]` |
 //! | [`attention::decode`] | the same of single queries, whose texts' keys and values are in caches |
+//! | [`latent_attention`] | multi-head latent attention of single queries over a cache of latents, with the projections absorbed |
 //! | [`latent_heads`] | keys and values of all heads from what multi-head latent attention projects of a token, and the gradients |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!
@@ -138,6 +139,7 @@ pub mod group_norm;
 mod halves_mixers_tests;
 #[cfg(test)]
 mod halves_tests;
+pub mod latent_attention;
 pub mod latent_heads;
 pub mod layer_norm;
 pub mod lion;

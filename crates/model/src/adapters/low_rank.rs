@@ -127,6 +127,10 @@ impl Formula for Matrices {
         Some(self.product(base, tokens))
     }
 
+    fn is_low_rank(&self) -> bool {
+        self.expert.is_none()
+    }
+
     fn backward(
         &self,
         base: Base<'_>,

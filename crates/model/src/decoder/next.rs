@@ -1,10 +1,12 @@
 //! The walk for text that grows: texts of any lengths continue, each by one token or by many, from what their caches
 //! hold. A text's logits do not depend on the other texts in the walk. Nor do they depend on how its tokens were cut
-//! into walks, except for the rounding of recurrences: these take 16 or more tokens of a text in chunks.
+//! into walks, except for the rounding of recurrences: these take 16 or more tokens of a text in chunks. Where caches keep
+//! latents, they depend on where the prompt ends ([`TextCache::expect_prompt`]).
+use super::layer_cache::{LatentText, LayerCache, over_latents};
 use super::pictures::{Spliced, put};
 use super::{Model, one_image};
 use crate::across;
-use crate::attention::{self as mixed, Attention};
+use crate::attention::{self as mixed, Attention, Qkv};
 use crate::blocks::Walk;
 use crate::cross_attention::{self, CrossAttention};
 use crate::delta_net::{self, DeltaNet};
@@ -23,22 +25,27 @@ use tunesmith_config::arch::Rope;
 use tunesmith_data::batch::{Batch, ImageRows};
 use tunesmith_device::{Device, memory};
 use tunesmith_ops::activation::{Activation, Pool, Unrounded};
-use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
 use tunesmith_ops::causal_conv1d::Conv;
 use tunesmith_ops::gated_delta_rule;
+use tunesmith_ops::loss::linear;
 use tunesmith_ops::mamba2;
 use tunesmith_ops::par;
 
 /// Up to so many tokens of a text ask its cache one by one. More are worth laying keys and values out as a batch.
 const FEW: usize = 16;
 
+/// So many new tokens of a prompt are worth making keys and values of all its latents again. With `nope + rope` features of a key,
+/// `value` of a value, and latents of `rank`, a token saves `2 rank - nope - value` products with each earlier token, for which
+/// `rank (nope + value)` are spent: as much with 171 new tokens in the sizes of all `DeepSeek` models (128, 64, 128, and 512).
+const MANY: usize = 171;
+
 /// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
 #[derive(Debug, Clone)]
 pub struct TextCache {
     tokens: Vec<u32>,
     /// Of each attention, in the order of the blocks.
-    layers: Vec<KeyValues>,
+    layers: Vec<LayerCache>,
     /// Of each cross-attention, in the order of the blocks: those of its picture's rows.
     across: Vec<KeyValues>,
     /// Of each mixer that keeps a state, in the order of the blocks.
@@ -47,6 +54,8 @@ pub struct TextCache {
     images: Vec<Shown>,
     /// How many tokens were read first: in a model whose prompts are read both ways, they are the prompt.
     prompt: usize,
+    /// Over latents, tokens before this position are computed as in training, and those from it on by absorbed projections.
+    as_heads: usize,
 }
 
 /// A picture of a text.
@@ -85,12 +94,23 @@ impl TextCache {
     /// Bytes of keys and values, and of states.
     pub fn bytes(&self) -> usize {
         let states: usize = self.recurrent.iter().map(Recurrent::bytes).sum();
-        states + self.layers.iter().chain(&self.across).map(KeyValues::bytes).sum::<usize>()
+        let across: usize = self.across.iter().map(KeyValues::bytes).sum();
+        states + across + self.layers.iter().map(LayerCache::bytes).sum::<usize>()
+    }
+
+    /// Says that its first `length` tokens are a prompt, so that it makes no difference into which walks they are cut. Otherwise the first
+    /// walk's tokens are. Where it already holds tokens, a few more are taken as if the model had written them, which takes less
+    /// time.
+    pub fn expect_prompt(&mut self, length: usize) {
+        if self.tokens.is_empty() || length >= self.tokens.len() + MANY {
+            self.as_heads = length;
+        }
     }
 
     /// Gives up what it holds but its pictures, and returns its tokens: what has to be read again.
     pub fn give_up(&mut self) -> Vec<u32> {
-        self.layers.iter_mut().chain(&mut self.across).for_each(KeyValues::clear);
+        self.layers.iter_mut().for_each(LayerCache::clear);
+        self.across.iter_mut().for_each(KeyValues::clear);
         self.recurrent.fill(Recurrent::default());
         std::mem::take(&mut self.tokens)
     }
@@ -125,44 +145,39 @@ pub struct Drafted<'a> {
 #[derive(Debug)]
 pub struct Logits {
     /// Parts of `[texts, vocabulary]`, each with some of the texts.
-    parts: Vec<Activation>,
+    parts: Vec<linear::Logits>,
 }
 
 impl Logits {
-    fn place(&self, text: usize) -> (&Activation, usize) {
+    /// The logits of one text, `[vocabulary]`.
+    pub fn row(&self, text: usize) -> Vec<f32> {
         let mut row = text;
         for part in &self.parts {
-            if row < part.tokens() {
-                return (part, row);
+            if row < part.rows() {
+                return part.row(row);
             }
-            row -= part.tokens();
+            row -= part.rows();
         }
         panic!("text {text} is not among the logits");
     }
 
-    /// The logits of one text, `[vocabulary]`.
-    pub fn row(&self, text: usize) -> Vec<f32> {
-        let (part, row) = self.place(text);
-        part.row(row)
-    }
-
     /// Each text's most probable token, the first of several; `None` if its logits are not finite.
     pub fn best(&self) -> Vec<Option<u32>> {
-        self.parts.iter().flat_map(argmax).collect()
+        self.parts.iter().flat_map(linear::Logits::best).collect()
     }
 }
 
 impl Model {
     /// The cache of a text without tokens.
     pub fn cache(&self) -> TextCache {
-        let of = |attention: &Attention| KeyValues::new(attention.heads, attention.how.window);
         TextCache {
             tokens: Vec::new(),
-            layers: self.blocks.attentions().map(of).collect(),
+            layers: self.blocks.attentions().map(|part| LayerCache::new(part, self.device())).collect(),
             across: self.blocks.cross_attentions().map(|cross| KeyValues::new(cross.heads, None)).collect(),
             recurrent: self.blocks.recurrent().map(|_| Recurrent::default()).collect(),
             images: Vec::new(),
             prompt: 0,
+            as_heads: 0,
         }
     }
 
@@ -226,14 +241,17 @@ impl Model {
             if self.has_prefix() && cache.prompt == 0 {
                 cache.prompt = cache.tokens.len();
             }
+            if cache.as_heads == 0 {
+                cache.as_heads = cache.tokens.len() - *drafted;
+            }
             if self.turns_otherwise(start, cache.tokens.len()) {
                 cache.layers = self.cache().layers;
                 cache.recurrent.fill(Recurrent::default());
                 start = 0;
             }
-            let TextCache { tokens, layers, across, recurrent, images, prompt } = &mut **cache;
-            let (prompt, asked) = (*prompt, *drafted + 1);
-            growth.push(Growth { layers, across, recurrent, tokens, images, prompt, start, asked });
+            let TextCache { tokens, layers, across, recurrent, images, prompt, as_heads } = &mut **cache;
+            let (prompt, as_heads, asked) = (*prompt, *as_heads, *drafted + 1);
+            growth.push(Growth { layers, across, recurrent, tokens, images, prompt, as_heads, start, asked });
         }
         if self.shards.gathers() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
@@ -350,7 +368,7 @@ impl Model {
         let x = self.blocks.forward_by(&walk, &pass, x, &mut caches)?;
         for shared in self.blocks.attentions().filter(|attention| attention.shares) {
             for text in texts.iter_mut() {
-                text.layers[shared.layer].trim();
+                text.layers[shared.layer].heads_mut().trim();
             }
         }
         self.at_head(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
@@ -359,13 +377,15 @@ impl Model {
 
 /// A text in a walk: what its blocks hold reaches to `start`.
 struct Growth<'a> {
-    layers: &'a mut [KeyValues],
+    layers: &'a mut [LayerCache],
     across: &'a mut [KeyValues],
     recurrent: &'a mut [Recurrent],
     tokens: &'a [u32],
     images: &'a [Shown],
     /// Where its tokens see each other, the first of them.
     prompt: usize,
+    /// As [`TextCache::as_heads`].
+    as_heads: usize,
     start: usize,
     /// Of so many of its last tokens the head says what comes next.
     asked: usize,
@@ -384,6 +404,15 @@ impl Growth<'_> {
     /// The rows of its first picture for the first connector.
     fn picture(&self) -> &[f32] {
         self.images.first().and_then(|image| image.rows.first()).map_or(&[], Vec::as_slice)
+    }
+
+    /// What its cache holds of latent attention, if it does.
+    fn latents(&mut self, layer: usize) -> Option<LatentText<'_>> {
+        let (count, prompt) = (self.fresh().len(), self.as_heads);
+        match &mut self.layers[layer] {
+            LayerCache::Latents(cache) => Some(LatentText { cache, count, prompt }),
+            LayerCache::Heads(_) => None,
+        }
     }
 
     /// The runs of pictures' rows among the new tokens, as positions in the text, and of each its picture and the place of
@@ -426,17 +455,22 @@ impl OverCaches<'_, '_> {
 impl Mixing for OverCaches<'_, '_> {
     fn attention(&mut self, part: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> mixed::Saved {
         let (layer, heads, how) = (part.kv_layer(), part.heads, part.how);
+        let mut latents: Vec<_> = self.texts.iter_mut().filter_map(|text| text.latents(layer)).collect();
+        if let (false, Qkv::Latent(latent)) = (latents.is_empty(), &part.qkv) {
+            return over_latents((part, latent), pass, h, rows, &mut latents);
+        }
+        drop(latents);
         let owns = layer == part.layer;
         part.forward_by(pass, h, rows, |q, k, v, sinks| {
             let mut start = 0;
             for text in self.texts.iter_mut() {
                 let count = text.fresh().len();
                 if owns {
-                    text.layers[layer].append(k, v, start, count);
+                    text.layers[layer].heads_mut().append(k, v, start, count);
                 }
                 start += count;
             }
-            let caches: Vec<&KeyValues> = self.texts.iter().map(|text| &text.layers[layer]).collect();
+            let caches: Vec<&KeyValues> = self.texts.iter().map(|text| text.layers[layer].heads()).collect();
             let spans = rows.outputs.spans(how.window);
             let mixed = if self.few && spans.iter().all(|span| span.ranges.is_none()) {
                 let texts = caches.iter().zip(spans);
@@ -453,7 +487,7 @@ impl Mixing for OverCaches<'_, '_> {
             };
             if owns && !part.shares {
                 for text in self.texts.iter_mut() {
-                    text.layers[layer].trim();
+                    text.layers[layer].heads_mut().trim();
                 }
             }
             mixed
@@ -496,6 +530,28 @@ impl Mixing for OverCaches<'_, '_> {
             let bounds: Vec<usize> = std::iter::once(0).chain(bounds).collect();
             attention::forward(q, &k, &v, None, &across::spans(sequences, &bounds), part.heads, part.how)
         })
+    }
+
+    fn attention_of_one(
+        &mut self,
+        part: &Attention,
+        pass: &Pass<'_>,
+        rows: BlockRows<'_>,
+        h: &dyn Fn() -> Activation,
+    ) -> Option<Activation> {
+        let [text] = &mut *self.texts else { return None };
+        let [span] = rows.outputs.spans(part.how.window) else { return None };
+        if !self.few || span.ranges.is_some() || !part.takes_vectors(pass, rows) {
+            return None;
+        }
+        let &[position] = &span.positions[..] else { return None };
+        let layer = text.layers[part.layer].heads_mut();
+        let mixed = part.forward_vector(pass, &h(), rows, |q, k, v, sinks| {
+            layer.append_vectors(k, v);
+            attention::decode_vector(q, (layer, position), sinks, part.heads, part.how)
+        });
+        layer.trim();
+        Some(mixed)
     }
 
     fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, _: BlockRows<'_>) -> delta_net::Saved {

@@ -17,6 +17,13 @@ pub(super) fn row(x: &Activation, token: usize) -> Vec<f32> {
     x.panel(token / LANES)[token % LANES..].iter().step_by(LANES).copied().collect()
 }
 
+pub(super) fn to_vector(x: &Activation, out: &mut Activation) {
+    let features = x.panel(0).as_chunks::<LANES>().0;
+    let (to, rest) = out.data_mut().split_at_mut(features.len());
+    to.iter_mut().zip(features).for_each(|(to, lanes)| *to = lanes[0]);
+    rest.fill(0.0);
+}
+
 pub(super) fn columns(x: &Activation, columns: Range<usize>, out: &mut Activation) {
     for panel in 0..x.panels() {
         let from = &x.panel(panel)[columns.start * LANES..columns.end * LANES];

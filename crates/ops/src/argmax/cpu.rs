@@ -33,6 +33,36 @@ pub(super) fn argmax(x: &Activation) -> Vec<u32> {
     (0..x.tokens()).map(of).collect()
 }
 
+pub(super) fn argmax_of_tokens(x: &Activation) -> Vec<u32> {
+    let mut best = vec![NONE; x.features()];
+    let to = Shared(best.as_mut_ptr());
+    par::run(x.features(), |feature| {
+        let (mut tops, mut places) = ([f32::NEG_INFINITY; LANES], [0u32; LANES]);
+        let mut take = |panel: usize, count: usize| {
+            let values = &x.panel(panel)[feature * LANES..][..LANES];
+            let lanes = tops.iter_mut().zip(&mut places).zip(values).zip((panel * LANES) as u32..);
+            // Without branches, so that a vector does it.
+            for (((top, place), &value), at) in lanes.take(count) {
+                let higher = above(value, *top);
+                *top = if higher { value } else { *top };
+                *place = if higher { at } else { *place };
+            }
+        };
+        let whole = x.tokens() / LANES;
+        (0..whole).for_each(|panel| take(panel, LANES));
+        if !x.tokens().is_multiple_of(LANES) {
+            take(whole, x.tokens() % LANES);
+        }
+        // Of equal lanes the one that holds the first token.
+        let (top, place) = tops.into_iter().zip(places).fold((f32::NEG_INFINITY, 0), |best, it| {
+            if above(it.0, best.0) || (it.0 == best.0 && it.1 < best.1) { it } else { best }
+        });
+        // SAFETY: `best` has a place for each feature, and lives until all are done; this task alone has this one.
+        unsafe { *to.get().add(feature) = if top.is_finite() { place } else { NONE } };
+    });
+    best
+}
+
 /// Whether `value` takes the place of `top`: NaN is above all else.
 fn above(value: f32, top: f32) -> bool {
     value > top || value.is_nan()

@@ -20,3 +20,8 @@ pub fn argmax(x: &Activation) -> Vec<Option<u32>> {
     };
     places.into_iter().map(|place| (place != NONE).then_some(place)).collect()
 }
+
+/// Each feature's largest token of `x [tokens, features]` on the CPU, as [`argmax`] finds each token's largest feature: `[features]`.
+pub(crate) fn argmax_of_tokens(x: &Activation) -> Vec<Option<u32>> {
+    cpu::argmax_of_tokens(x).into_iter().map(|place| (place != NONE).then_some(place)).collect()
+}

@@ -33,3 +33,25 @@ fn a_row_that_is_not_finite_has_none() {
         assert_eq!(argmax(&Activation::from_rows(&pool, &all, features)), [None]);
     });
 }
+
+#[test]
+fn of_tokens_as_of_features() {
+    for tokens in [1, 15, 16, 33, 5003] {
+        let mut rows = numbers(2, 7 * tokens);
+        // Ties, in one lane and in two; what is not finite; nothing finite.
+        for (row, wrong) in rows.chunks_exact_mut(tokens).zip([9.0, 9.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]) {
+            row[tokens / 2] = wrong;
+            row[tokens - 1] = wrong;
+            row[(tokens / 2 + 16).min(tokens - 1)] = wrong;
+        }
+        rows[6 * tokens..].fill(f32::NEG_INFINITY);
+        let across: Vec<f32> = (0..7 * tokens).map(|at| rows[at % 7 * tokens + at / 7]).collect();
+        each_engine(|engine| {
+            let pool = engine.pool();
+            if pool.device() == Device::Cpu {
+                let found = argmax_of_tokens(&Activation::from_rows(&pool, &across, 7));
+                assert_eq!(found, argmax(&Activation::from_rows(&pool, &rows, tokens)), "{tokens} tokens");
+            }
+        });
+    }
+}

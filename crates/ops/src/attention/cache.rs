@@ -163,27 +163,41 @@ impl KeyValues {
         }
     }
 
+    /// Appends one token, whose features are `k [kv * head_dim, 1]` and `v [kv * v_head_dim, 1]`
+    /// ([`Activation::to_vector`]).
+    pub fn append_vectors(&mut self, k: &Activation, v: &Activation) {
+        let Heads { kv, head_dim, v_head_dim, .. } = self.heads;
+        assert_eq!((k.tokens(), v.tokens()), (kv * head_dim, kv * v_head_dim), "keys and values of all heads");
+        assert_eq!((k.features(), v.features(), k.device()), (1, 1, Device::Cpu), "one token on the CPU");
+        let (k, v) = (&k.data()[..k.tokens()], &v.data()[..v.tokens()]);
+        self.push(k.iter().copied(), v.iter().copied());
+    }
+
     fn append_cpu(&mut self, k: &Activation, v: &Activation, start: usize, count: usize) {
-        let (Heads { kv, head_dim, v_head_dim, .. }, padded) = (self.heads, self.value_floats());
-        let (keys, values) = (kv * head_dim, self.key_floats());
-        for token in start..start + count {
-            let lane = self.length % LANES;
-            if self.length / LANES >= self.first + self.pages.len() {
-                let lines = self.page_floats() / LANES;
-                self.pages.push_back(Arc::new(Page::new(lines)));
-            }
-            let Some(page) = self.pages.back_mut() else { return };
-            let page = Arc::make_mut(page).floats();
-            let of = |act: &Activation, feature: usize| act.panel(token / LANES)[feature * LANES + token % LANES];
-            for feature in 0..keys {
-                page[feature * LANES + lane] = of(k, feature);
-            }
-            for feature in 0..kv * v_head_dim {
-                let (head, inner) = (feature / v_head_dim, feature % v_head_dim);
-                page[values + (head * LANES + lane) * padded + inner] = of(v, feature);
-            }
-            self.length += 1;
+        fn features(act: &Activation, token: usize) -> impl Iterator<Item = f32> {
+            act.panel(token / LANES)[token % LANES..].iter().step_by(LANES).copied()
         }
+        for token in start..start + count {
+            self.push(features(k, token), features(v, token));
+        }
+    }
+
+    /// Appends a token's key and value, feature by feature.
+    fn push(&mut self, key: impl Iterator<Item = f32>, value: impl Iterator<Item = f32>) {
+        let (v_head_dim, padded, values) = (self.heads.v_head_dim, self.value_floats(), self.key_floats());
+        let lane = self.length % LANES;
+        if self.length / LANES >= self.first + self.pages.len() {
+            let lines = self.page_floats() / LANES;
+            self.pages.push_back(Arc::new(Page::new(lines)));
+        }
+        let Some(page) = self.pages.back_mut() else { return };
+        let page = Arc::make_mut(page).floats();
+        page[lane..].iter_mut().step_by(LANES).zip(key).for_each(|(to, from)| *to = from);
+        for (feature, from) in value.enumerate() {
+            let (head, inner) = (feature / v_head_dim, feature % v_head_dim);
+            page[values + (head * LANES + lane) * padded + inner] = from;
+        }
+        self.length += 1;
     }
 
     fn append_cuda(&mut self, k: &Activation, v: &Activation, start: usize, count: usize) {

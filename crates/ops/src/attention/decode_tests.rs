@@ -53,8 +53,17 @@ fn token_at_a_time(pool: &Arc<Pool>) {
             let mut cache = KeyValues::new(heads, window);
             cache.append(&k, &v, 0, 1);
             let other = cache.clone();
+            let mut by_vectors = cache.clone();
             for token in 1..length {
                 cache.append(&k, &v, token, 1);
+                if is_cpu {
+                    let of = |x: &Activation| x.gather(&[token]).to_vector();
+                    by_vectors.append_vectors(&of(&k), &of(&v));
+                    let mixed = decode_vector(&of(&q), (&by_vectors, token), sinks, heads, how);
+                    assert_eq!((mixed.tokens(), mixed.features()), (width, 1));
+                    assert!(mixed.to_rows() == whole[token * width..][..width], "{heads:?} {how:?} vector {token}");
+                    by_vectors.trim();
+                }
                 if is_cpu || token % 17 == 0 || token == length - 1 {
                     // Beside another text, whose company changes nothing.
                     let mixed = decode(&q.gather(&[0, token]), &[(&other, 0), (&cache, token)], sinks, heads, how);

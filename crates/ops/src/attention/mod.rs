@@ -177,6 +177,27 @@ pub fn decode(
     }
 }
 
+/// As [`decode`] of one query, whose features are `q [query heads * head_dim, 1]` ([`Activation::to_vector`]), on the CPU. Returns as such a
+/// vector the mixed values, `[query heads * v_head_dim, 1]`.
+///
+/// # Panics
+/// As there, or on another device.
+pub fn decode_vector(
+    q: &Activation,
+    (cache, position): (&KeyValues, usize),
+    sinks: Option<Floats<'_>>,
+    heads: Heads,
+    how: Scores,
+) -> Activation {
+    check_heads(heads, sinks);
+    assert_eq!((q.tokens(), q.features()), (heads.query * heads.head_dim, 1), "the features of all heads");
+    assert_eq!(q.device(), Device::Cpu, "one token on the CPU");
+    assert!(cache.heads().same_keys(heads) && position < cache.len(), "a cache of these heads with this position");
+    let seen = Window::causal(how.window, position);
+    assert!(cache.keeps(seen.start / super::activation::LANES), "a cache that keeps what this position sees");
+    cpu::decode_vector(q, (cache, position), sinks.map(Floats::cpu_slice), heads, how)
+}
+
 fn check_heads(heads: Heads, sinks: Option<Floats<'_>>) {
     assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "query heads share key/value heads evenly");
     assert!(sinks.is_none_or(|sinks| sinks.len() == heads.query), "a sink for each query head");

@@ -1,5 +1,5 @@
 //! An interleaved matrix has the numbers of the one that it was made of, and products of one order of sums, to the bit.
-use super::{Init, Interleaved, Matrix, Store, Term, matmul};
+use super::{Init, Interleaved, Matrix, Store, Term, matmul, matmul_transposed, matvec, matvec_grouped};
 use crate::activation::{Activation, Number, Pool};
 use crate::quant::{EIGHTH, Eight, Format, Quantized, encode};
 use crate::simd::Level;
@@ -131,6 +131,67 @@ fn products_with_an_interleaved_matrix_have_one_order_of_sums() {
                     }
                 });
             }
+        }
+    });
+}
+
+#[test]
+fn a_transposed_product_has_the_same_sums() {
+    each_level(|level| {
+        for (rows, width) in [(1, 1), (7, 33), (16, 64), (53, 601), (210, 320)] {
+            for tokens in [1, 2, 3, 4, 5, 8, 9, 16, 17] {
+                let pool = Pool::new();
+                let x = Activation::from_rows(&pool, &numbers(1, tokens * width), width);
+                let check = |name: &str, store: Store<'_>| {
+                    let term = Term { matrix: Matrix::rows(store, width), x: &x };
+                    let mut expected = pool.act(tokens, rows);
+                    matmul(&mut expected, Init::Zero, &[term]);
+                    let got = matmul_transposed(&pool, rows, term);
+                    assert_eq!(got.is_none(), tokens > 16);
+                    let Some(got) = got else { return };
+                    let (got, expected) = (got.to_rows(), expected.to_rows());
+                    let same = (0..rows * tokens).all(|at| got[at] == expected[at % tokens * rows + at / tokens]);
+                    assert!(same, "{level:?} {name} {tokens} tokens, {rows} x {width}");
+                };
+                each_form(rows, width, |name, store| {
+                    check(name, store);
+                    check(name, Store::Interleaved(&Interleaved::new(store, width).expect(name)));
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn products_with_a_vector_have_the_sums_of_one_token() {
+    each_level(|level| {
+        for (rows, width) in [(1, 1), (7, 33), (16, 64), (53, 601), (210, 320)] {
+            let (pool, bias) = (Pool::new(), numbers(5, rows));
+            let x = Activation::from_rows(&pool, &numbers(1, width), width);
+            let vector = x.to_vector();
+            assert_eq!((vector.tokens(), vector.features(), vector.to_rows()), (width, 1, x.to_rows()));
+            let start = Activation::from_rows(&pool, &numbers(6, rows), rows);
+            let check = |name: &str, store: Store<'_>| {
+                let matrix = Matrix::rows(store, width);
+                let inits = [Init::Zero, Init::Bias((&bias[..]).into()), Init::Add(&start), Init::Out];
+                let expected = inits.map(|init| {
+                    let mut out = start.copy();
+                    matmul(&mut out, init, &[Term { matrix, x: &x }]);
+                    out.to_rows()
+                });
+                for (init, expected) in inits.into_iter().zip(&expected) {
+                    let mut out = start.copy();
+                    matvec(&mut out, init, matrix, &vector);
+                    assert!(out.to_rows() == *expected, "{level:?} {name}, {rows} x {width}");
+                }
+                let both = matvec_grouped(&[(rows, inits[0], matrix), (rows, inits[1], matrix)], &vector);
+                let same = both.iter().zip(&expected).all(|(got, expected)| got.to_rows() == *expected);
+                assert!(same, "{level:?} {name}, {rows} x {width}");
+            };
+            each_form(rows, width, |name, store| {
+                check(name, store);
+                check(name, Store::Interleaved(&Interleaved::new(store, width).expect(name)));
+            });
         }
     });
 }

@@ -22,8 +22,10 @@ mod tests;
 pub use interleaved::Interleaved;
 pub use operands::{Init, Matrix, Product, Store, Target, Term};
 
-use crate::activation::{Activation, LANES};
+use crate::activation::{Activation, LANES, Pool};
 use operands::holds;
+use smallvec::SmallVec;
+use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
@@ -50,28 +52,89 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
         assert_eq!(out.device(), device, "all products are on one device");
         assert!(!terms.is_empty(), "a product has a term");
         for term in *terms {
-            let depth = term.x.features();
             assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
-            assert!(rows > 0 && depth > 0, "no empty product");
-            let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
-            assert!(fits, "the matrix holds [{rows}, {depth}]");
-            if let Store::Interleaved(matrix) = term.matrix.data {
-                let by_rows = [term.matrix.row, term.matrix.col] == [matrix.width(), 1];
-                assert!(by_rows, "an interleaved matrix is read by rows");
-            }
+            check_matrix(&term.matrix, [rows, term.x.features()]);
         }
-        match init {
-            Init::Zero | Init::Out => {}
-            Init::Bias(bias) => assert_eq!(bias.len(), rows, "a bias for each row"),
-            Init::Add(other) => {
-                assert_eq!((other.tokens(), other.features()), (out.tokens(), rows), "the addend has out's shape");
-            }
-        }
+        check_init(*init, out);
     }
     match device {
         Device::Cpu => cpu::matmul_grouped(products),
         Device::Cuda(_) => cuda::matmul_grouped(products),
         Device::Meta => {}
+    }
+}
+
+/// A product of few tokens, `out[m, t] = sum_k matrix[m, k] x[t, k]`, as `[rows, tokens]`: it has the sums of [`matmul`] to the bit. On the
+/// CPU, where tokens are lanes, that takes a number's bytes for each sum instead of a vector's. `None` where there is no such product: on
+/// other devices, with more than sixteen tokens, or of another layout of the matrix. `pool` is that of the result.
+///
+/// # Panics
+/// If the matrix does not hold `[rows, x's features]`.
+pub(crate) fn matmul_transposed(pool: &Arc<Pool>, rows: usize, term: Term<'_>) -> Option<Activation> {
+    if pool.device() != Device::Cpu || !cpu::has_transposed(pool.in_pairs(), &term) {
+        return None;
+    }
+    check_matrix(&term.matrix, [rows, term.x.features()]);
+    let mut out = pool.blank(rows, term.x.tokens());
+    cpu::matmul_transposed(&mut out, term);
+    Some(out)
+}
+
+/// Products `y[m] = init + sum_k matrix[m, k] x[k]`, each with so many rows, with one vector `x [k, 1]` ([`Activation::to_vector`]): vectors
+/// `[m, 1]`. They are one parallel job, and have the sums of [`matmul`] with one token to the bit.
+///
+/// # Panics
+/// If the shapes do not fit, a sum begins with that of an activation, a matrix does not lie in rows, or on another device than the CPU.
+pub fn matvec_grouped(products: &[(usize, Init<'_>, Matrix<'_>)], x: &Activation) -> SmallVec<[Activation; 4]> {
+    for &(rows, init, matrix) in products {
+        check_vector(&matrix, rows, x);
+        match init {
+            Init::Zero => {}
+            Init::Bias(bias) => assert_eq!(bias.len(), rows, "a bias for each row"),
+            Init::Out | Init::Add(_) => panic!("a sum that begins with nothing or a bias"),
+        }
+    }
+    let mut outs: SmallVec<_> = products.iter().map(|&(rows, ..)| x.pool().blank(rows, 1)).collect();
+    cpu::matvec_grouped(&mut outs, products, x);
+    outs
+}
+
+/// As [`matmul`] of one token whose features are the vector `x [k, 1]` ([`Activation::to_vector`]), to the bit. `out` is `[1, m]`.
+///
+/// # Panics
+/// If the shapes do not fit, the matrix does not lie in rows, or on another device than the CPU.
+pub fn matvec(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Activation) {
+    assert_eq!(out.tokens(), 1, "one token");
+    check_vector(&matrix, out.features(), x);
+    check_init(init, out);
+    cpu::matvec(out, init, matrix, x);
+}
+
+/// Asserts that a matrix multiplies a vector on the CPU.
+fn check_vector(matrix: &Matrix<'_>, rows: usize, x: &Activation) {
+    assert_eq!((x.device(), x.features(), matrix.col), (Device::Cpu, 1, 1), "a vector on the CPU, a matrix in rows");
+    check_matrix(matrix, [rows, x.tokens()]);
+}
+
+/// Asserts that sums of this shape may begin so.
+fn check_init(init: Init<'_>, out: &Activation) {
+    match init {
+        Init::Zero | Init::Out => {}
+        Init::Bias(bias) => assert_eq!(bias.len(), out.features(), "a bias for each row"),
+        Init::Add(other) => {
+            let fits = (other.tokens(), other.features()) == (out.tokens(), out.features());
+            assert!(fits, "the addend has out's shape");
+        }
+    }
+}
+
+/// Asserts that a matrix has these rows and columns.
+fn check_matrix(matrix: &Matrix<'_>, size: [usize; 2]) {
+    assert!(size.iter().all(|&side| side > 0), "no empty product");
+    assert!(holds(size, [matrix.row, matrix.col], matrix.data.len()), "the matrix holds {size:?}");
+    if let Store::Interleaved(interleaved) = matrix.data {
+        let by_rows = [matrix.row, matrix.col] == [interleaved.width(), 1];
+        assert!(by_rows, "an interleaved matrix is read by rows");
     }
 }
 

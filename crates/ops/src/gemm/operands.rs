@@ -5,6 +5,7 @@ use crate::floats::{Floats, FloatsMut};
 use crate::quant::Quantized;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Device, Slice};
 
 /// A matrix's numbers as they are stored.
@@ -89,6 +90,17 @@ impl<'a> Matrix<'a> {
     /// Element (m, k) is `data[m * row + k * col]`.
     pub fn strided(data: impl Into<Store<'a>>, row: usize, col: usize) -> Self {
         Self { data: data.into(), row, col }
+    }
+
+    /// Its numbers from the first on, if they are float32 and its rows of `width` lie one after the other.
+    ///
+    /// # Panics
+    /// If they are not on the CPU.
+    pub fn on_host(self, width: usize) -> Option<&'a [f32]> {
+        match self.data {
+            Store::F32(values) if [self.row, self.col] == [width, 1] => Some(values.cpu_slice()),
+            _ => None,
+        }
     }
 
     /// Row-major `data: [rows, width]` transposed: element (m, k) is `data[k * width + m]`.

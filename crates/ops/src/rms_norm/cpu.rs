@@ -137,6 +137,60 @@ dispatch! {
     );
 }
 
+/// As [`stats_kernel`] and [`apply_kernel`] for one token, whose features lie side by side: the same sums in the same order.
+///
+/// # Safety
+/// The features of `S`; `x` holds `groups * dim` floats, `out` has room for as many.
+#[inline(always)]
+unsafe fn vector_kernel<S: Simd>(
+    x: *const f32,
+    [groups, dim]: [usize; 2],
+    eps: f32,
+    gain: HostGain<'_>,
+    out: *mut f32,
+) {
+    // SAFETY: `group` is below `groups` and a feature below `dim`: within `x` and `out`, as the caller says.
+    unsafe {
+        for group in 0..groups {
+            let (x, out) = (x.add(group * dim), out.add(group * dim));
+            let (mut even, mut odd) = (S::splat(0.0), S::splat(0.0));
+            for feature in (0..dim).step_by(2) {
+                let a = S::splat(*x.add(feature));
+                even = S::fma(a, a, even);
+                if feature + 1 < dim {
+                    let b = S::splat(*x.add(feature + 1));
+                    odd = S::fma(b, b, odd);
+                }
+            }
+            let mut lanes = [0.0f32; LANES];
+            S::store(lanes.as_mut_ptr(), S::fma(S::add(even, odd), S::splat(1.0 / dim as f32), S::splat(eps)));
+            let r = 1.0 / lanes[0].sqrt();
+            let weight = gain.of(group, dim);
+            let whole = dim - dim % LANES;
+            for at in (0..whole).step_by(LANES) {
+                let w = S::add(S::load(weight.as_ptr().add(at)), S::splat(gain.offset));
+                S::store(out.add(at), S::mul(S::mul(S::load(x.add(at)), S::splat(r)), w));
+            }
+            for at in whole..dim {
+                *out.add(at) = *x.add(at) * r * (weight[at] + gain.offset);
+            }
+        }
+    }
+}
+
+dispatch! {
+    fn of_features = vector_kernel(x: *const f32, sizes: [usize; 2], eps: f32, gain: HostGain<'_>, out: *mut f32);
+}
+
+pub(super) fn of_vector(x: &Activation, groups: usize, eps: f32, gain: Gain<'_>, out: &mut Activation) {
+    let features = x.tokens();
+    out.data_mut()[features..].fill(0.0);
+    let sizes = [groups, features / groups];
+    // SAFETY: both hold a float for each feature, which are those of all groups, and `super::of_vector` has held the weights against them.
+    // `out` is borrowed for writing.
+    unsafe { of_features(x.ptr(), sizes, eps, gain.host(), out.shared().get()) };
+}
+
 pub(super) fn stats(x: &Activation, eps: f32, out: &mut Activation) {
     let groups = out.features();
     let (to, stride, dim) = (out.shared(), out.stride(), x.features() / groups);

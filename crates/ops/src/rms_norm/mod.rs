@@ -60,6 +60,20 @@ pub fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>) -> Activation {
     out
 }
 
+/// [`apply`] after [`stats`] of one token's features `x [groups * dim, 1]` ([`Activation::to_vector`]), to the bit: `[groups * dim, 1]`.
+///
+/// # Panics
+/// If the shapes do not fit, or on another device than the CPU.
+pub fn of_vector(x: &Activation, groups: usize, eps: f32, gain: Gain<'_>) -> Activation {
+    let features = x.tokens();
+    assert_eq!((x.features(), x.device()), (1, Device::Cpu), "one token on the CPU");
+    assert!(features.is_multiple_of(groups), "whole groups");
+    assert!([features, features / groups].contains(&gain.weight.len()), "a weight for each feature");
+    let mut out = x.pool().blank(features, 1);
+    cpu::of_vector(x, groups, eps, gain, &mut out);
+    out
+}
+
 /// The gradient of [`apply`] after [`stats`] with respect to `x`, written to `dx` or, if `add`, added to it. With
 /// `g = (weight + offset) dh`: `dx = rstd (g - x rstd^2 mean(g x))`. `x`, `dh` and `dx` are `[tokens, groups * dim]`.
 ///

@@ -1,6 +1,7 @@
 //! The norm and its gradients against the definition and finite differences.
 use super::*;
-use crate::testing::{check_gradient, each_engine, numbers};
+use crate::activation::Pool;
+use crate::testing::{check_gradient, each_engine, each_level, numbers};
 
 #[test]
 fn equals_the_definition_and_its_finite_differences() {
@@ -39,6 +40,21 @@ fn equals_the_definition_and_its_finite_differences() {
             let mut dw = engine.array(&vec![0.0; weight.len()]);
             backward_weight(&xa, &rstd, &dh, dw.view_mut());
             check_gradient("dw", &weight, &dw.read(), |w| loss(&double(&x), w));
+        }
+    });
+}
+
+#[test]
+fn of_a_vector_as_of_one_token_to_the_bit() {
+    each_level(|level| {
+        for (groups, dim, weights, offset) in
+            [(1, 1, 1, 0.0), (3, 7, 1, 1.0), (2, 33, 2, 0.0), (1, 576, 1, 0.0), (4, 64, 1, 1.0)]
+        {
+            let (pool, weight) = (Pool::new(), numbers(2, weights * dim));
+            let gain = Gain { weight: (&weight[..]).into(), offset };
+            let x = Activation::from_rows(&pool, &numbers(1, groups * dim), groups * dim);
+            let expected = apply(&x, &stats(&x, groups, 1e-3), gain).to_rows();
+            assert!(of_vector(&x.to_vector(), groups, 1e-3, gain).to_rows() == expected, "{level:?} {groups} x {dim}");
         }
     });
 }

@@ -38,14 +38,64 @@ pub(super) fn tables(cos: &mut Activation, sin: &mut Activation, angle: impl Fn(
     });
 }
 
+impl Turn {
+    fn new(rope: &Rope, features: usize, head_dim: usize, offset: usize, sign: f32) -> Self {
+        let pairs = rope.cos.features();
+        let (step, apart) = match rope.pairing {
+            Pairing::Half => (1, pairs),
+            Pairing::Interleaved => (2, 1),
+        };
+        Self { heads: features / head_dim, head_dim, offset, pairs, step, apart, sign }
+    }
+}
+
+/// Turns all heads of one token, whose features lie side by side, and have been held against the table.
+pub(super) fn turn_vector(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usize) {
+    let how = Turn::new(rope, x.tokens(), head_dim, offset, 1.0);
+    let (cos, sin) = (rope.cos.panel(0).as_ptr(), rope.sin.panel(0).as_ptr());
+    // SAFETY: `x` has `heads * head_dim` floats, one panel of the tables a vector for each pair; the rest as in `turn`.
+    unsafe { turn_features(x.shared().get(), cos, sin, &how) };
+}
+
+/// # Safety
+/// The features of `S`; `x` holds `heads * head_dim` floats, `cos` and `sin` hold a vector for each pair, whose first lane is meant, and
+/// the pairs lie within `offset..head_dim`.
+#[inline(always)]
+unsafe fn vector_kernel<S: Simd>(x: *mut f32, cos: *const f32, sin: *const f32, how: &Turn) {
+    // SAFETY: a pair is below `pairs`, and both of its features lie within the head, as the caller says. Vectors are those of arrays.
+    unsafe {
+        for start in (0..how.pairs).step_by(LANES) {
+            let count = LANES.min(how.pairs - start);
+            let (mut c, mut s) = ([0.0f32; LANES], [0.0f32; LANES]);
+            for lane in 0..count {
+                c[lane] = *cos.add((start + lane) * LANES);
+                s[lane] = *sin.add((start + lane) * LANES);
+            }
+            let (c, s) = (S::load(c.as_ptr()), S::mul(S::splat(how.sign), S::load(s.as_ptr())));
+            for head in 0..how.heads {
+                let first = x.add(head * how.head_dim + how.offset + start * how.step);
+                let (mut a, mut b) = ([0.0f32; LANES], [0.0f32; LANES]);
+                for lane in 0..count {
+                    a[lane] = *first.add(lane * how.step);
+                    b[lane] = *first.add(lane * how.step + how.apart);
+                }
+                let (old_a, old_b) = (S::load(a.as_ptr()), S::load(b.as_ptr()));
+                S::store(a.as_mut_ptr(), S::sub(S::mul(old_a, c), S::mul(old_b, s)));
+                S::store(b.as_mut_ptr(), S::fma(old_b, c, S::mul(old_a, s)));
+                for lane in 0..count {
+                    *first.add(lane * how.step) = a[lane];
+                    *first.add(lane * how.step + how.apart) = b[lane];
+                }
+            }
+        }
+    }
+}
+
+dispatch! { fn turn_features = vector_kernel(x: *mut f32, cos: *const f32, sin: *const f32, how: &Turn); }
+
 /// Turns all heads of `x`, whose shape has been held against the table.
 pub(super) fn turn(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usize, sign: f32) {
-    let pairs = rope.cos.features();
-    let (step, apart) = match rope.pairing {
-        Pairing::Half => (1, pairs),
-        Pairing::Interleaved => (2, 1),
-    };
-    let how = Turn { heads: x.features() / head_dim, head_dim, offset, pairs, step, apart, sign };
+    let how = Turn::new(rope, x.features(), head_dim, offset, sign);
     let (stride, to) = (x.stride(), x.shared());
     par::run(x.panels(), |panel| {
         let (cos, sin) = (rope.cos.panel(panel).as_ptr(), rope.sin.panel(panel).as_ptr());

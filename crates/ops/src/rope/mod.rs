@@ -127,6 +127,17 @@ impl Rope {
         self.turn(x, head_dim, offset, 1.0);
     }
 
+    /// [`Rope::forward`] of the first token, whose features are `x [heads * head_dim, 1]` ([`Activation::to_vector`]), to the bit.
+    ///
+    /// # Panics
+    /// As [`Rope::forward`], or on another device than the CPU.
+    pub fn turn_vector(&self, x: &mut Activation, head_dim: usize, offset: usize) {
+        assert_eq!((x.features(), x.device()), (1, Device::Cpu), "one token on the CPU");
+        assert!(x.tokens().is_multiple_of(head_dim), "whole heads");
+        assert!(offset + 2 * self.cos.features() <= head_dim, "what turns lies within a head");
+        cpu::turn_vector(self, x, head_dim, offset);
+    }
+
     /// The gradient of [`Rope::forward`], in place: the same turn backwards.
     ///
     /// # Panics

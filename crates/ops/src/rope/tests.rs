@@ -1,7 +1,7 @@
 //! Every form against the definition, in f64, and its finite differences.
 use super::reference::{self, Angles};
 use super::*;
-use crate::testing::{Engine, check_gradient, each_engine, numbers};
+use crate::testing::{Engine, check_gradient, each_engine, each_level, numbers};
 
 /// Holds a table of so many tokens against their angles, on heads of `head_dim` that turn from `offset` on.
 fn check(engine: Engine, rope: &Rope, tokens: &[Angles], head_dim: usize, offset: usize, pairing: Pairing) {
@@ -119,4 +119,21 @@ fn a_turn_past_the_end_of_a_head_is_refused() {
     let pool = Pool::new();
     let rope = Rope::new(&pool, [2], |_| (&[1.0, 0.5], 1.0));
     rope.forward(&mut pool.act(2, 12), 6, 3);
+}
+
+#[test]
+fn a_vector_turns_as_one_token_to_the_bit() {
+    each_level(|level| {
+        for (pairs, head_dim, offset) in [(3, 6, 0), (5, 13, 2), (16, 32, 0), (20, 64, 7), (32, 64, 0), (64, 128, 0)] {
+            for pairing in [Pairing::Half, Pairing::Interleaved] {
+                let (pool, inv_freq) = (Pool::new(), numbers(3, pairs));
+                let rope = Rope::at(&pool, [(77..78, (&inv_freq[..], 1.2))]).paired(pairing);
+                let mut x = Activation::from_rows(&pool, &numbers(1, 3 * head_dim), 3 * head_dim);
+                let mut vector = x.to_vector();
+                rope.forward(&mut x, head_dim, offset);
+                rope.turn_vector(&mut vector, head_dim, offset);
+                assert!(vector.to_rows() == x.to_rows(), "{level:?} {pairing:?} {pairs} of {head_dim} from {offset}");
+            }
+        }
+    });
 }

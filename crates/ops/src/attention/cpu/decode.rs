@@ -6,7 +6,7 @@ use crate::attention::cache::{KeyValues, Page};
 use crate::attention::{Heads, Scores};
 use crate::par::{self, Shared};
 use crate::scratch::{Cutter, with_scratch};
-use crate::simd::{Simd, dispatch};
+use crate::simd::{Simd, dispatch, prefetch_far};
 use crate::spans::Window;
 use std::ops::Range;
 
@@ -32,19 +32,26 @@ struct Job<'a> {
     sinks: Option<&'a [f32]>,
 }
 
-/// The scores of one query on `PANELS` pages: `to[page][16 keys]`.
+/// The scores of one query on `PANELS` pages: `to[page][16 keys]`. Meanwhile what lies `values` floats after the keys is fetched.
 ///
 /// # Safety
 /// The features of `S`; each of `keys`, as many as `PANELS`, holds `dim` vectors, `q` holds `dim` floats, `to` has room
 /// for `PANELS` vectors.
 #[inline(always)]
-unsafe fn scores_of<S: Simd, const PANELS: usize>(dim: usize, keys: &[*const f32], q: *const f32, to: *mut f32) {
+unsafe fn scores_of<S: Simd, const PANELS: usize>(
+    dim: usize,
+    keys: &[*const f32],
+    values: usize,
+    q: *const f32,
+    to: *mut f32,
+) {
     // SAFETY: `feature` is below `dim` and `page` below PANELS: within what the caller promises.
     unsafe {
         let mut sums = [S::splat(0.0); PANELS];
         for feature in 0..dim {
             let query = S::splat(*q.add(feature));
             for (sum, page) in sums.iter_mut().zip(keys) {
+                prefetch_far(page.wrapping_add(values + feature * LANES));
                 *sum = S::fma(S::load(page.add(feature * LANES)), query, *sum);
             }
         }
@@ -75,6 +82,7 @@ unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
     let first_key = Window::causal(job.how.window, position).start;
     let (mut block, last) = (first_key / LANES, position / LANES);
     let first_block = block;
+    let values_after_keys = job.cache.key_floats() + kv * LANES * padded - kv * dim * LANES;
     let (mut most, mut total) = ([0.0f32; MAX_GROUP], [0.0f32; MAX_GROUP]);
     for (head, (most, total)) in most.iter_mut().zip(&mut total).enumerate().take(heads) {
         (*most, *total) = start(job.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]));
@@ -99,10 +107,10 @@ unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
                     }
                     let to = scores.add(index * LANES);
                     match pages {
-                        PAGES => scores_of::<S, PAGES>(dim, &keys, q, to),
-                        3 => scores_of::<S, 3>(dim, &keys[..3], q, to),
-                        2 => scores_of::<S, 2>(dim, &keys[..2], q, to),
-                        _ => scores_of::<S, 1>(dim, &keys[..1], q, to),
+                        PAGES => scores_of::<S, PAGES>(dim, &keys, values_after_keys, q, to),
+                        3 => scores_of::<S, 3>(dim, &keys[..3], values_after_keys, q, to),
+                        2 => scores_of::<S, 2>(dim, &keys[..2], values_after_keys, q, to),
+                        _ => scores_of::<S, 1>(dim, &keys[..1], values_after_keys, q, to),
                     }
                     index += pages;
                 }
@@ -171,6 +179,14 @@ const MAX_GROUP: usize = 16;
 
 dispatch! { fn decode_heads = decode_kernel(job: &Job<'_>); }
 
+/// Where the features of a token are: the first of panel 0, floats from panel to panel, and from feature to feature.
+#[derive(Clone, Copy)]
+struct Place<T> {
+    first: T,
+    stride: usize,
+    apart: usize,
+}
+
 /// [`crate::attention::decode`], whose checks have passed.
 pub(in crate::attention) fn decode(
     q: &Activation,
@@ -179,9 +195,40 @@ pub(in crate::attention) fn decode(
     heads: Heads,
     how: Scores,
 ) -> Activation {
+    let mut o = q.pool().act(q.tokens(), heads.query * heads.v_head_dim);
+    let from = Place { first: Shared(q.ptr().cast_mut()), stride: q.stride(), apart: LANES };
+    let to = Place { first: o.shared(), stride: o.stride(), apart: LANES };
+    mix([from, to], queries, sinks, heads, how);
+    o
+}
+
+/// [`crate::attention::decode_vector`], whose checks have passed.
+pub(in crate::attention) fn decode_vector(
+    q: &Activation,
+    query: (&KeyValues, usize),
+    sinks: Option<&[f32]>,
+    heads: Heads,
+    how: Scores,
+) -> Activation {
+    let features = heads.query * heads.v_head_dim;
+    let mut o = q.pool().blank(features, 1);
+    o.data_mut()[features..].fill(0.0);
+    let from = Place { first: Shared(q.ptr().cast_mut()), stride: 0, apart: 1 };
+    let to = Place { first: o.shared(), stride: 0, apart: 1 };
+    mix([from, to], &[query], sinks, heads, how);
+    o
+}
+
+/// What the queries at the first place mix, to the second. The places have a token for each query, with the features of all heads, and
+/// nobody else uses them; the first is read only.
+fn mix(
+    [q, o]: [Place<Shared<f32>>; 2],
+    queries: &[(&KeyValues, usize)],
+    sinks: Option<&[f32]>,
+    heads: Heads,
+    how: Scores,
+) {
     let Heads { head_dim, v_head_dim, .. } = heads;
-    let mut o = q.pool().act(q.tokens(), heads.query * v_head_dim);
-    let (to, q_stride, o_stride): (Shared<f32>, usize, usize) = (o.shared(), q.stride(), o.stride());
     let group = heads.query / heads.kv;
     // Few queries: a group is cut, so that every thread has work.
     let few = queries.len() * heads.kv < 2 * par::threads();
@@ -202,24 +249,23 @@ pub(in crate::attention) fn decode(
             let (panel, lane) = (token / LANES, token % LANES);
             // SAFETY: queries have been held against heads and caches, and visible pages are kept. `scratch` has cut
             // parts as large as `Job` says, which do not overlap. `panel` and `lane` are the query's in `q` and in `o`,
-            // which has a token for each query and lives until all tasks are done; no other task has these heads of this
+            // which have a token for each query and live until all tasks are done; no other task has these heads of this
             // query.
             unsafe {
-                let from = q.ptr().add(panel * q_stride + lane);
+                let from = q.first.get().add(panel * q.stride + lane);
                 for (index, feature) in (asked.start * head_dim..asked.end * head_dim).enumerate() {
-                    *qs.add(index) = *from.add(feature * LANES) * how.scale;
+                    *qs.add(index) = *from.add(feature * q.apart) * how.scale;
                 }
                 let head = (asked.start / group, count);
                 let sinks = sinks.map(|sinks| &sinks[asked.clone()]);
                 decode_heads(&Job { cache, position, how, head, q: qs, o: os, scores, sinks });
-                let to = to.get().add(panel * o_stride + lane);
+                let to = o.first.get().add(panel * o.stride + lane);
                 for (index, head) in asked.clone().enumerate() {
                     for feature in 0..v_head_dim {
-                        *to.add((head * v_head_dim + feature) * LANES) = *os.add(index * padded + feature);
+                        *to.add((head * v_head_dim + feature) * o.apart) = *os.add(index * padded + feature);
                     }
                 }
             }
         });
     });
-    o
 }

@@ -12,7 +12,7 @@ mod forward;
 mod operands;
 
 pub(super) use backward::backward;
-pub(super) use decode::decode;
+pub(super) use decode::{decode, decode_vector};
 pub(super) use forward::forward;
 
 const BLOCK: usize = LANES * LANES;

@@ -87,7 +87,7 @@ impl<V: Copy> Sink<V> for Kept {
 }
 
 /// What is fetched while other numbers are multiplied: stretches of memory that lie `step` bytes apart, each as long as eight columns
-/// of sixteen rows.
+/// of sixteen rows. Of an interleaved matrix it is what lies `step` bytes after these numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     pub(super) next: *const u8,

@@ -1,9 +1,11 @@
 //! Several products as one parallel job: one fork and join, tasks of all of them handed out together. Each product has the
 //! sums that it has alone.
 use super::product::{Job as Tiles, Order};
+use super::tokens::Copies;
 use super::{matmul, pairs, skinny};
+use crate::activation::Activation;
 use crate::gemm::interleaved::Interleaved;
-use crate::gemm::{Product, Store};
+use crate::gemm::{Init, Matrix, Product, Store, Term};
 use crate::par;
 use crate::upcoming::Upcoming;
 use smallvec::SmallVec;
@@ -15,8 +17,8 @@ enum Job<'a> {
 }
 
 /// What the product after this one will probably read, of a model for inference.
-fn upcoming(products: &[Product<'_>]) -> Option<Upcoming> {
-    let matrices = products.iter().flat_map(|product| product.terms).filter_map(|term| match term.matrix.data {
+fn upcoming<'a>(matrices: impl Iterator<Item = &'a Matrix<'a>> + Clone) -> Option<Upcoming> {
+    let matrices = matrices.filter_map(|matrix| match matrix.data {
         Store::Interleaved(matrix) => Some(matrix),
         _ => None,
     });
@@ -26,13 +28,13 @@ fn upcoming(products: &[Product<'_>]) -> Option<Upcoming> {
 
 /// Its operands have passed the checks of `gemm::matmul_grouped`.
 pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
-    let upcoming = upcoming(products);
-    let (mut tasks, mut copies) = (0, skinny::Copies::default());
+    let upcoming = upcoming(products.iter().flat_map(|product| product.terms).map(|term| &term.matrix));
+    let (mut tasks, mut copies) = (0, Copies::default());
     // Each with the number of tasks up to its end.
     let jobs: SmallVec<[(Job<'_>, usize); 4]> = products
         .iter_mut()
         .map(|Product { out, init, terms }| {
-            let (job, own) = if skinny::fits(out, terms) {
+            let (job, own) = if skinny::fits(out.pool().in_pairs(), terms) {
                 let job = skinny::Job::new(out, *init, terms, &mut copies);
                 let own = job.tasks();
                 (Job::Skinny(job), own)
@@ -45,12 +47,18 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
             (job, tasks)
         })
         .collect();
+    run(&jobs, upcoming);
+}
+
+/// Runs all tasks of jobs, each of which has the number of tasks up to its end.
+fn run(jobs: &[(Job<'_>, usize)], upcoming: Option<Upcoming>) {
+    let tasks = jobs.last().map_or(0, |&(_, tasks)| tasks);
     par::run_ahead(tasks, upcoming, |task| {
         let at = jobs.partition_point(|&(_, end)| end <= task);
         let begin = at.checked_sub(1).map_or(0, |before| jobs[before].1);
         // SAFETY: `task - begin` is one of the tasks of job `at`, since `begin <= task < jobs[at].1`; `run` gives each
-        // task to one thread. The operands have been checked, and `products` borrows them until all tasks are done,
-        // each `out` for writing and no `out` twice.
+        // task to one thread. The operands have been checked, and the caller borrows them until all tasks are done,
+        // each result for writing and none twice.
         unsafe {
             match &jobs[at].0 {
                 Job::Skinny(job) => job.run(task - begin),
@@ -64,4 +72,42 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
             }
         }
     });
+}
+
+/// Whether [`matmul_transposed`] has this product.
+pub(in crate::gemm) fn has_transposed(in_pairs: bool, term: &Term<'_>) -> bool {
+    skinny::fits(in_pairs, std::slice::from_ref(term))
+}
+
+/// A product that [`has_transposed`], into `out [rows, tokens]`. Its operands have passed the checks of `gemm::matmul_transposed`.
+pub(in crate::gemm) fn matmul_transposed(out: &mut Activation, term: Term<'_>) {
+    let upcoming = upcoming(std::iter::once(&term.matrix));
+    run_one(skinny::Job::transposed(out, term), upcoming);
+}
+
+/// `gemm::matvec_grouped` into `outs`, whose checks its operands have passed.
+pub(in crate::gemm) fn matvec_grouped(
+    outs: &mut [Activation],
+    products: &[(usize, Init<'_>, Matrix<'_>)],
+    x: &Activation,
+) {
+    let upcoming = upcoming(products.iter().map(|(.., matrix)| matrix));
+    let mut tasks = 0;
+    let jobs = outs.iter_mut().zip(products).map(|(out, &(_, init, matrix))| {
+        let job = skinny::Job::vector(out, init, matrix, x);
+        tasks += job.tasks();
+        (Job::Skinny(job), tasks)
+    });
+    run(&jobs.collect::<SmallVec<[_; 4]>>(), upcoming);
+}
+
+/// `gemm::matvec`, whose checks its operands have passed.
+pub(in crate::gemm) fn matvec(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Activation) {
+    let upcoming = upcoming(std::iter::once(&matrix));
+    run_one(skinny::Job::of_vector(out, init, matrix, x), upcoming);
+}
+
+fn run_one(job: skinny::Job<'_>, upcoming: Option<Upcoming>) {
+    let tasks = job.tasks();
+    run(&[(Job::Skinny(job), tasks)], upcoming);
 }

@@ -5,18 +5,19 @@ use crate::gemm::interleaved::{Interleaved, Numbers};
 use crate::quant::{EIGHTH, Format};
 use crate::simd::{Number, Simd, prefetch_far};
 
-/// Bytes from what is multiplied to what is fetched meanwhile.
+/// Bytes from what is multiplied to what is fetched meanwhile, of all blocks that are multiplied side by side: less, and memory is waited for;
+/// more, and the last blocks fetch more that nobody reads.
 const AHEAD: usize = 8192;
 /// Blocks of a row from the scales that are multiplied to those that are fetched meanwhile.
 const SCALES_AHEAD: usize = 8;
 /// Columns between two looks at what to fetch.
 const COLUMNS: usize = 8;
 
-/// Asks for the lines `AHEAD` bytes after the `BYTES` from `at` on.
+/// Asks for the `BYTES` that are multiplied `ahead` bytes after those at `at`.
 #[inline(always)]
-fn fetch<const BYTES: usize>(at: *const u8) {
+fn fetch<const BYTES: usize>(at: *const u8, ahead: usize) {
     for line in (0..BYTES).step_by(64) {
-        prefetch_far(at.wrapping_add(AHEAD + line).cast());
+        prefetch_far(at.wrapping_add(ahead + line).cast());
     }
 }
 
@@ -24,6 +25,15 @@ fn fetch<const BYTES: usize>(at: *const u8) {
 pub(super) trait Columns<S: Simd>: Source<S> {
     /// Whether there are such scales.
     const SCALED: bool;
+    /// Bytes of a column.
+    const BYTES: usize;
+    /// Bytes from column `k` to what is fetched while it is multiplied. Beyond the row, which has `width` columns, that belongs to the
+    /// row `groups` blocks later: those between are multiplied side by side.
+    #[inline(always)]
+    fn distance(k: usize, width: usize, groups: usize) -> usize {
+        let ahead = AHEAD / groups;
+        if k + ahead / Self::BYTES < width { ahead } else { ahead + (groups - 1) * width * Self::BYTES }
+    }
     /// The scales at column `k`.
     ///
     /// # Safety
@@ -39,12 +49,12 @@ impl<S: Simd, T: Number> Source<S> for Plain<T> {
     const COLUMNS: usize = COLUMNS;
     type Turned = *const T;
     #[inline(always)]
-    unsafe fn turn(&mut self, k: usize, _: &mut Ahead, to: &mut *const T) {
+    unsafe fn turn(&mut self, k: usize, ahead: &mut Ahead, to: &mut *const T) {
         *to = self.0.wrapping_add(k * LANES);
         if size_of::<T>() == 4 {
-            fetch::<{ 4 * COLUMNS * LANES }>(to.cast());
+            fetch::<{ 4 * COLUMNS * LANES }>(to.cast(), ahead.step);
         } else {
-            fetch::<{ 2 * COLUMNS * LANES }>(to.cast());
+            fetch::<{ 2 * COLUMNS * LANES }>(to.cast(), ahead.step);
         }
     }
     #[inline(always)]
@@ -63,6 +73,7 @@ impl<S: Simd, T: Number> Source<S> for Plain<T> {
 
 impl<S: Simd, T: Number> Columns<S> for Plain<T> {
     const SCALED: bool = false;
+    const BYTES: usize = size_of::<T>() * LANES;
     #[inline(always)]
     unsafe fn factor(&self, _: usize) -> S::V {
         // SAFETY: as the caller says.
@@ -81,9 +92,9 @@ impl<S: Simd, const FP8: bool> Source<S> for Bytes<S::V, FP8> {
     const COLUMNS: usize = COLUMNS;
     type Turned = *const u8;
     #[inline(always)]
-    unsafe fn turn(&mut self, k: usize, _: &mut Ahead, to: &mut *const u8) {
+    unsafe fn turn(&mut self, k: usize, ahead: &mut Ahead, to: &mut *const u8) {
         *to = self.codes.wrapping_add(k * LANES);
-        fetch::<{ COLUMNS * LANES }>(*to);
+        fetch::<{ COLUMNS * LANES }>(*to, ahead.step);
     }
     #[inline(always)]
     unsafe fn room() -> *const u8 {
@@ -101,6 +112,7 @@ impl<S: Simd, const FP8: bool> Source<S> for Bytes<S::V, FP8> {
 
 impl<S: Simd, const FP8: bool> Columns<S> for Bytes<S::V, FP8> {
     const SCALED: bool = true;
+    const BYTES: usize = LANES;
     #[inline(always)]
     unsafe fn factor(&self, _: usize) -> S::V {
         self.factor
@@ -136,15 +148,19 @@ pub(super) struct Nibbles<V> {
     scales: *const f32,
     shift: u32,
     table: V,
+    /// Floats from the scales of this row to those of the next.
+    row: usize,
+    /// Floats from there to those of the row that is read after this one.
+    beyond: usize,
 }
 
 impl<S: Simd> Source<S> for Nibbles<S::V> {
     const COLUMNS: usize = COLUMNS;
     type Turned = *const u32;
     #[inline(always)]
-    unsafe fn turn(&mut self, k: usize, _: &mut Ahead, to: &mut *const u32) {
+    unsafe fn turn(&mut self, k: usize, ahead: &mut Ahead, to: &mut *const u32) {
         *to = self.codes.wrapping_add(k / COLUMNS * LANES);
-        fetch::<{ COLUMNS * LANES / 2 }>(to.cast());
+        fetch::<{ COLUMNS * LANES / 2 }>(to.cast(), ahead.step);
     }
     #[inline(always)]
     unsafe fn room() -> *const u32 {
@@ -159,10 +175,13 @@ impl<S: Simd> Source<S> for Nibbles<S::V> {
 
 impl<S: Simd> Columns<S> for Nibbles<S::V> {
     const SCALED: bool = true;
+    const BYTES: usize = LANES / 2;
     #[inline(always)]
     unsafe fn factor(&self, k: usize) -> S::V {
-        let scales = self.scales.wrapping_add((k >> self.shift) * LANES);
-        prefetch_far(scales.wrapping_add(SCALES_AHEAD * LANES));
+        let at = (k >> self.shift) * LANES;
+        let next = at + SCALES_AHEAD * LANES;
+        prefetch_far(self.scales.wrapping_add(if next < self.row { next } else { next + self.beyond }));
+        let scales = self.scales.wrapping_add(at);
         // SAFETY: each block of a row has a scale.
         unsafe { S::load(scales) }
     }
@@ -204,11 +223,12 @@ pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
             }
             Numbers::Four { codes, table, shift, scales } => {
                 let table = S::load(table.as_ptr());
-                let mut all =
-                    [Nibbles { codes: codes.as_ptr(), scales: scales.as_ptr(), shift: *shift, table }; GROUPS];
+                let (codes, scales, row) = (codes.as_ptr(), scales.as_ptr(), (width >> shift) * LANES);
+                let beyond = (GROUPS - 1) * row;
+                let mut all = [Nibbles { codes, scales, shift: *shift, table, row, beyond }; GROUPS];
                 for (group, nibbles) in all.iter_mut().enumerate() {
-                    nibbles.codes = codes.as_ptr().add(first(group) / 8);
-                    nibbles.scales = scales.as_ptr().add(first(group) >> shift);
+                    nibbles.codes = codes.add(first(group) / 8);
+                    nibbles.scales = scales.add(first(group) >> shift);
                 }
                 reader.read(all);
             }
@@ -230,7 +250,7 @@ impl<S: Simd> Reader<S, 1> for Widen {
         // SAFETY: the source has these columns, and `to` has room for them. What is fetched ahead may lie beyond the matrix: fetching
         // reads nothing.
         unsafe {
-            let (mut turned, mut ahead) = (R::room(), Ahead { next: std::ptr::null(), step: 0 });
+            let (mut turned, mut ahead) = (R::room(), Ahead { next: std::ptr::null(), step: AHEAD });
             let mut k = first;
             while k < first + count {
                 let begin = k / R::COLUMNS * R::COLUMNS;

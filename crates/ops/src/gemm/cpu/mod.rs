@@ -13,9 +13,10 @@ mod product;
 mod skinny;
 mod strip;
 mod tiles;
+mod tokens;
 mod widen;
 
-pub(super) use grouped::matmul_grouped;
+pub(super) use grouped::{has_transposed, matmul_grouped, matmul_transposed, matvec, matvec_grouped};
 pub(super) use outer::{outer, transposed};
 pub(crate) use tiles::{score_tile, sum_tile};
 

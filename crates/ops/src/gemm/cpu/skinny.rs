@@ -6,18 +6,16 @@
 //! apart, both sum a few columns before they multiply by one ([`Interleaved`](crate::gemm::Interleaved)).
 use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
 use super::interleaved::{self, Columns, Reader};
+use super::tokens::{COMPACT, Copies, Tokens};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::{Eight, Format, Quantized};
 use crate::simd::{Simd, dispatch};
 use smallvec::SmallVec;
-use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 
 /// The most tokens.
 const MOST: usize = LANES;
-/// Up to this many tokens, their features are first put side by side.
-const COMPACT: usize = 4;
 /// Vectors of rows side by side, of one token and interleaved matrices: so many that no sum waits for the one before it.
 const MANY: usize = 4;
 /// As many, of a few tokens, or of other matrices.
@@ -31,59 +29,6 @@ const WHOLE: usize = 256 << 10;
 /// Columns of sixteen longer rows that are fetched while as many before them are multiplied.
 const STRETCH: usize = LANES * 8;
 
-/// The operand whose numbers are broadcast.
-struct Tokens {
-    /// The activation's own.
-    panel: *const f32,
-    /// Those of few tokens, side by side; nothing where the panel is read.
-    compact: Option<Arc<[f32]>>,
-    /// Floats from one feature to the next.
-    apart: usize,
-}
-
-/// Where an operand is, its tokens and features, and these side by side.
-type Copied = (*const f32, [usize; 2], Arc<[f32]>);
-
-/// The features of few tokens, put side by side once for all products of a group.
-#[derive(Default)]
-pub(super) struct Copies(SmallVec<[Copied; 2]>);
-
-impl Copies {
-    fn of(&mut self, x: &Activation) -> Arc<[f32]> {
-        let (from, size) = (x.ptr(), [x.tokens(), x.features()]);
-        if let Some((.., copy)) = self.0.iter().find(|it| (it.0, it.1) == (from, size)) {
-            return Arc::clone(copy);
-        }
-        // This is what other threads wait for.
-        let features = x.panel(0).as_chunks::<LANES>().0;
-        let copy: Arc<[f32]> = if x.tokens() == 1 {
-            features.iter().map(|feature| feature[0]).collect()
-        } else {
-            let mut fours = vec![0.0; features.len() * COMPACT];
-            let chunks = fours.as_chunks_mut::<COMPACT>().0.iter_mut();
-            chunks.zip(features).for_each(|(to, from)| to.copy_from_slice(&from[..COMPACT]));
-            fours.into()
-        };
-        self.0.push((from, size, Arc::clone(&copy)));
-        copy
-    }
-}
-
-impl Tokens {
-    fn new(x: &Activation, copies: &mut Copies) -> Self {
-        let (panel, tokens) = (x.ptr(), x.tokens());
-        if tokens > COMPACT {
-            return Self { panel, compact: None, apart: LANES };
-        }
-        Self { panel, compact: Some(copies.of(x)), apart: if tokens == 1 { 1 } else { COMPACT } }
-    }
-
-    /// The first number of the first token.
-    fn first(&self) -> *const f32 {
-        self.compact.as_ref().map_or(self.panel, |compact| compact.as_ptr())
-    }
-}
-
 struct Part<'a> {
     matrix: Matrix<'a>,
     depth: usize,
@@ -94,6 +39,8 @@ struct Part<'a> {
 pub(super) struct Job<'a> {
     /// The first lane of the result's first feature.
     out: *mut f32,
+    /// Whether the result is `[rows, tokens]`, with rows in the lanes.
+    transposed: bool,
     tokens: usize,
     init: Init<'a>,
     parts: SmallVec<[Part<'a>; 2]>,
@@ -221,7 +168,7 @@ impl Block<'_> {
         if const { GROUPS > FEW } {
             // Without code for the matrices of which no product has so many.
             let Store::Interleaved(matrix) = matrix.data else { unreachable!("not an interleaved matrix") };
-            let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), sinks };
+            let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), width: matrix.width(), sinks };
             // SAFETY: as the caller says.
             return unsafe { interleaved::read::<S, _, GROUPS>(matrix, first / LANES, reader) };
         }
@@ -230,7 +177,8 @@ impl Block<'_> {
         unsafe {
             match matrix.data {
                 Store::Interleaved(matrix) => {
-                    let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), sinks };
+                    let reader =
+                        Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), width: matrix.width(), sinks };
                     return interleaved::read::<S, _, GROUPS>(matrix, first / LANES, reader);
                 }
                 _ if count < GROUPS * LANES => {}
@@ -285,13 +233,15 @@ struct Feed<'s, K, const GROUPS: usize> {
     columns: [usize; 2],
     /// [`Interleaved::fold`], if there is one.
     fold: usize,
+    /// Columns of the matrix.
+    width: usize,
     sinks: &'s mut [K; GROUPS],
 }
 
 impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for Feed<'_, K, GROUPS> {
     #[inline(always)]
     unsafe fn read<R: Columns<S>>(self, mut sources: [R; GROUPS]) {
-        let Self { columns: [mut k, end], fold, sinks } = self;
+        let Self { columns: [mut k, end], fold, width, sinks } = self;
         let folds = const { R::SCALED && K::SUMS };
         // SAFETY: as the caller says. Whoever makes this has sinks that may take the columns.
         unsafe {
@@ -307,6 +257,7 @@ impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for F
                 }
                 while k < stop {
                     let count = R::COLUMNS.min(stop - k);
+                    ahead.step = R::distance(k, width, GROUPS);
                     for (source, to) in sources.iter_mut().zip(&mut turned) {
                         source.turn(k, &mut ahead, to);
                     }
@@ -361,9 +312,16 @@ unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: usize) -> [f3
 /// Writes the rows `m..m + count` of the result from the sums of each token. Lanes without a token are zero.
 ///
 /// # Safety
-/// The features of `S`; the rows, at most 16, are some of the result, and no other task has them.
+/// The features of `S`; the rows, at most 16 from a multiple of 16 on, are some of the result, and no other task has them.
 #[inline(always)]
 unsafe fn write<S: Simd>(job: &Job<'_>, [m, count]: [usize; 2], sums: &[[f32; LANES]]) {
+    if job.transposed {
+        for (token, sums) in sums[..job.tokens].iter().enumerate() {
+            // SAFETY: a panel of the result has the sums of sixteen rows for each token.
+            unsafe { S::store(job.out.add(m * job.tokens + token * LANES), S::load(sums.as_ptr())) };
+        }
+        return;
+    }
     for row in 0..count {
         let mut lanes = [0.0f32; LANES];
         for (lane, sum) in lanes.iter_mut().zip(&sums[..job.tokens]) {
@@ -491,11 +449,48 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
     }
 }
 
+/// A function of its own for each kind of block: in one function they would keep the compiler busy for minutes.
+macro_rules! at_once {
+    ($($name:ident, $kernel:ident: $tokens:expr, $apart:expr, $groups:expr;)*) => { $(
+        /// # Safety
+        /// As of [`at_once`].
+        #[inline(always)]
+        unsafe fn $kernel<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
+            // SAFETY: as the caller says.
+            unsafe { at_once::<S, $tokens, $apart, $groups>(job, m, count) }
+        }
+        dispatch! { fn $name = $kernel(job: &Job<'_>, m: usize, count: usize); }
+    )* };
+}
+
+at_once! {
+    one_by_many, one_by_many_kernel: 1, 1, MANY;
+    one_by_few, one_by_few_kernel: 1, 1, FEW;
+    one_by_one, one_by_one_kernel: 1, 1, 1;
+    two_by_few, two_by_few_kernel: 2, COMPACT, FEW;
+    four_by_few, four_by_few_kernel: 4, COMPACT, FEW;
+    four_by_one, four_by_one_kernel: 4, COMPACT, 1;
+}
+
 /// # Safety
-/// The features of `S`; the rows `m0..m1` are some of the result, and no other task has them. `job` has passed the
-/// checks of `gemm::matmul_grouped`.
+/// As of [`in_turn`]; at most eight tokens.
 #[inline(always)]
-unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
+unsafe fn eight_kernel<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
+    // SAFETY: as the caller says.
+    unsafe {
+        // As many sums as there are registers for.
+        if S::ROWS >= 12 { at_once::<S, 8, LANES, 1>(job, m, count) } else { in_turn::<S>(job, m, count) }
+    }
+}
+
+dispatch! { fn eight_by_one = eight_kernel(job: &Job<'_>, m: usize, count: usize); }
+dispatch! { fn many_by_one = in_turn(job: &Job<'_>, m: usize, count: usize); }
+
+/// The rows `m0..m1` of the result.
+///
+/// # Safety
+/// They are some of the result, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`.
+unsafe fn task_at(job: &Job<'_>, m0: usize, m1: usize) {
     let mut m = m0;
     while m < m1 {
         let groups = match (m1 - m) / LANES {
@@ -507,42 +502,64 @@ unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
         // SAFETY: `m + count <= m1`, and `count` fits the vectors that are chosen for it.
         unsafe {
             match (job.tokens, groups) {
-                (1, MANY) => at_once::<S, 1, 1, MANY>(job, m, count),
-                (1, FEW) => at_once::<S, 1, 1, FEW>(job, m, count),
-                (1, _) => at_once::<S, 1, 1, 1>(job, m, count),
-                (2, FEW) => at_once::<S, 2, COMPACT, FEW>(job, m, count),
-                (..=4, FEW) => at_once::<S, 4, COMPACT, FEW>(job, m, count),
-                (..=4, _) => at_once::<S, 4, COMPACT, 1>(job, m, count),
-                // As many sums as there are registers for.
-                (..=8, _) if S::ROWS >= 12 => at_once::<S, 8, LANES, 1>(job, m, count),
-                _ => in_turn::<S>(job, m, count),
+                (1, MANY) => one_by_many(job, m, count),
+                (1, FEW) => one_by_few(job, m, count),
+                (1, _) => one_by_one(job, m, count),
+                (2, FEW) => two_by_few(job, m, count),
+                (..=4, FEW) => four_by_few(job, m, count),
+                (..=4, _) => four_by_one(job, m, count),
+                (..=8, _) => eight_by_one(job, m, count),
+                _ => many_by_one(job, m, count),
             }
         }
         m += count;
     }
 }
 
-dispatch! { fn task_at = task_kernel(job: &Job<'_>, m0: usize, m1: usize); }
-
-/// Whether this product is one with few tokens, in float32, and its matrices lie in rows.
-pub(super) fn fits(out: &Activation, terms: &[Term<'_>]) -> bool {
-    let wide = !out.pool().in_pairs() || terms.iter().any(|term| matches!(term.matrix.data, Store::Interleaved(_)));
-    out.tokens() <= MOST && wide && terms.iter().all(|term| term.matrix.col == 1)
+/// Whether these products' sum, from a pool that says whether it multiplies in pairs, has few tokens and is in float32, and the matrices
+/// lie in rows.
+pub(super) fn fits(in_pairs: bool, terms: &[Term<'_>]) -> bool {
+    let wide = !in_pairs || terms.iter().any(|term| matches!(term.matrix.data, Store::Interleaved(_)));
+    wide && terms.iter().all(|term| term.matrix.col == 1 && term.x.tokens() <= MOST)
 }
 
 impl<'a> Job<'a> {
     /// The product of one entry of `gemm::matmul_grouped` that [`fits`].
     pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>], copies: &mut Copies) -> Self {
-        let (rows, tokens) = (out.features(), out.tokens());
-        let parts = terms
-            .iter()
-            .map(|term| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x, copies) })
-            .collect();
-        let interleaved = terms.iter().all(|term| matches!(term.matrix.data, Store::Interleaved(_)));
+        let part =
+            |term: &Term<'a>| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x, copies) };
+        Self::of(out.shared().get(), [out.features(), out.tokens()], init, terms.iter().map(part).collect())
+    }
+
+    /// That of `gemm::matmul_transposed`, with at most [`MOST`] tokens.
+    pub(super) fn transposed(out: &mut Activation, term: Term<'a>) -> Self {
+        let x = Tokens::new(term.x, &mut Copies::default());
+        let part = Part { matrix: term.matrix, depth: term.x.features(), x };
+        let size = [out.tokens(), out.features()];
+        Self { transposed: true, ..Self::of(out.shared().get(), size, Init::Zero, SmallVec::from_iter([part])) }
+    }
+
+    /// One of `gemm::matvec_grouped`.
+    pub(super) fn vector(out: &mut Activation, init: Init<'a>, matrix: Matrix<'a>, x: &'a Activation) -> Self {
+        let size = [out.tokens(), 1];
+        Self { transposed: true, ..Self::of(out.shared().get(), size, init, Self::vector_part(matrix, x)) }
+    }
+
+    /// That of `gemm::matvec`.
+    pub(super) fn of_vector(out: &mut Activation, init: Init<'a>, matrix: Matrix<'a>, x: &'a Activation) -> Self {
+        Self::of(out.shared().get(), [out.features(), 1], init, Self::vector_part(matrix, x))
+    }
+
+    fn vector_part(matrix: Matrix<'a>, x: &'a Activation) -> SmallVec<[Part<'a>; 2]> {
+        SmallVec::from_iter([Part { matrix, depth: x.tokens(), x: Tokens::of_vector(x) }])
+    }
+
+    fn of(out: *mut f32, [rows, tokens]: [usize; 2], init: Init<'a>, parts: SmallVec<[Part<'a>; 2]>) -> Self {
+        let interleaved = parts.iter().all(|part| matches!(part.matrix.data, Store::Interleaved(_)));
         let groups = if tokens == 1 && interleaved { MANY } else { FEW };
         let share = rows.div_ceil(LANES * groups).div_ceil(16 * crate::par::threads());
         let step = (share * groups).min(LARGEST) * LANES;
-        Self { out: out.shared().get(), tokens, init, parts, rows, groups, step }
+        Self { out, transposed: false, tokens, init, parts, rows, groups, step }
     }
 
     /// The number of tasks.

@@ -6,11 +6,14 @@
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
 mod cpu;
 mod cuda;
+mod logits;
+
+pub use logits::Logits;
 
 use super::{Losses, Results, Terms, cross_entropy, cuda::totals, gradient, squared};
 use crate::activation::{Activation, LANES, Pool};
 use crate::floats::FloatsMut;
-use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
+use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, matmul_transposed, outer};
 use crate::softcap;
 use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
@@ -130,10 +133,22 @@ impl Projection<'_> {
         logits
     }
 
-    /// Logits of the rows `h [rows, hidden]`, in parts `[some rows, outputs]`.
-    pub fn logits(&self, h: &Activation) -> Vec<Activation> {
+    /// Logits of the rows `h [rows, hidden]`, in parts of some rows.
+    pub fn logits(&self, h: &Activation) -> Vec<Logits> {
         let all: Vec<usize> = (0..h.tokens()).collect();
-        all.chunks(chunk_tokens(self.outputs, self.pool.device())).map(|part| self.project(&h.gather(part))).collect()
+        let parts = all.chunks(chunk_tokens(self.outputs, self.pool.device()));
+        parts.map(|part| self.part(&h.gather(part))).collect()
+    }
+
+    fn part(&self, h: &Activation) -> Logits {
+        let term = Term { matrix: Matrix::rows(self.weight, h.features()), x: h };
+        let Some(mut logits) = matmul_transposed(self.pool, self.outputs, term) else {
+            return Logits::new(self.project(h), false);
+        };
+        if let Some(cap) = self.softcap {
+            softcap::forward(&mut logits, cap);
+        }
+        Logits::new(logits, true)
     }
 
     /// Each row's loss, and whether its target is the most probable output, or one of several equally probable ones. With
