@@ -149,7 +149,8 @@ impl AskArgs {
                 }
                 let mut parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;
                 let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
-                let found = look(&config, seer, sees || sees_always(&parts) || peft::changes_encoder(dir)?, &downloads)?;
+                let found =
+                    look(&config, seer, sees || sees_always(&parts) || peft::changes_encoder(dir)?, &downloads)?;
                 sight = found.map(|sight| sight.of_adapter(dir)).transpose()?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 let adapter = LoadedAdapter::open(dir, &parts.arch)?;

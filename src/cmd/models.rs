@@ -2,8 +2,8 @@
 use super::terminal::{print, print_exact};
 use super::{models_adapters, models_memory};
 use crate::config::FAMILIES;
-use crate::config::arch::{AltUpSpec, Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
 use crate::config::arch::ENCODER_DECODER;
+use crate::config::arch::{AltUpSpec, Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
 use crate::config::vision::{CONNECTORS, ENCODERS};
 use crate::error::Result;
 use crate::words::count;

@@ -1,7 +1,7 @@
 //! Every model that reads images in every mode of training, packed, and asked: what the table of docs/guides/images.md says of them.
 use crate::pictures::{golden, picture, seeing, write_rows};
-use crate::vision::across::captioner;
 use crate::run::fixture::{Fixture, said, train, tunesmith};
+use crate::vision::across::captioner;
 use serde_json::{Value, json};
 use std::fs;
 
@@ -40,12 +40,10 @@ const CAPTIONER: &str = "vision-encoder-decoder";
 fn fixture(name: &str) -> Fixture {
     if name == CAPTIONER {
         let fixture = captioner("across_vit");
-        let rows = ["rgb.png", "wide.png", "tall.png", "rgba.png"].into_iter().enumerate().map(
-            |(number, file)| {
-                let caption = ["a cat", "the sea"][number % 2];
-                json!({"image": golden("pixels").join(file), "caption": caption})
-            },
-        );
+        let rows = ["rgb.png", "wide.png", "tall.png", "rgba.png"].into_iter().enumerate().map(|(number, file)| {
+            let caption = ["a cat", "the sea"][number % 2];
+            json!({"image": golden("pixels").join(file), "caption": caption})
+        });
         let rows: Vec<Value> = rows.collect();
         write_rows(&fixture.path("train.jsonl"), rows[..2].to_vec());
         write_rows(&fixture.path("val.jsonl"), rows[2..].to_vec());

@@ -296,10 +296,20 @@ fn adapters_on_encoders_equal_peft() {
 
 /// One of each kind: `cuda` holds a GPU to them, early among the tests, since it takes long.
 pub fn check_of_each_kind() {
-    ["prefix", "prefix_gpt2", "across_vit", "gemma3", "qwen2_5_vl", "qwen3_vl", "mistral3", "llava_onevision", "qwen2_5_vl_adapters"]
-        .into_iter()
-        .chain(WORLDS)
-        .for_each(check);
+    [
+        "prefix",
+        "prefix_gpt2",
+        "across_vit",
+        "gemma3",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "mistral3",
+        "llava_onevision",
+        "qwen2_5_vl_adapters",
+    ]
+    .into_iter()
+    .chain(WORLDS)
+    .for_each(check);
 }
 
 /// What is trained of connector and encoder, and the tower's adapters, are in the adapter's files, and come back.

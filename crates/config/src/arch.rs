@@ -1,7 +1,8 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AltUpSpec, AttentionSpec, BlockSpec, BranchSpec, CrossAttentionSpec, GateSpec, HiddenAct, NormPlacement, PartSpec, PerLayerSpec, QkNorm,
+    AltUpSpec, AttentionSpec, BlockSpec, BranchSpec, CrossAttentionSpec, GateSpec, HiddenAct, NormPlacement, PartSpec,
+    PerLayerSpec, QkNorm,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::experts::{Clamp, ExpertGroups, ExpertNames, Experts, RouterSpec, SharedExpert};

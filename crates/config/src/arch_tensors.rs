@@ -1,8 +1,9 @@
 //! Names and shapes of the tensors and linear modules of blocks.
 use super::arch::{
-    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, AltUpSpec, Arch, AttentionSpec, BranchSpec, CrossAttentionSpec, DeltaNetNames,
-    DeltaNetSpec, ExpertNames, Experts, GateSpec, LAYER_SCALAR, LatentSpec, LinearSpec, MambaSpec, PER_LAYER_EMBEDDING,
-    PER_LAYER_NORM, PER_LAYER_PROJECTION, PartSpec, QkNorm, SharedExpert, ShortConvSpec, TensorSpec,
+    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, AltUpSpec, Arch, AttentionSpec, BranchSpec, CrossAttentionSpec,
+    DeltaNetNames, DeltaNetSpec, ExpertNames, Experts, GateSpec, LAYER_SCALAR, LatentSpec, LinearSpec, MambaSpec,
+    PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION, PartSpec, QkNorm, SharedExpert, ShortConvSpec,
+    TensorSpec,
 };
 
 /// A linear module within a block: name, out features, in features, bias.
@@ -379,7 +380,8 @@ fn block_linear(layer: usize, (name, out_features, in_features, bias): Linear) -
 }
 
 fn cross_attention_linears(spec: CrossAttentionSpec, hidden: usize) -> Vec<Linear> {
-    let [query, key_value, out] = CrossAttentionSpec::LINEARS.map(|name| format!("{}.{name}", CrossAttentionSpec::MODULE));
+    let [query, key_value, out] =
+        CrossAttentionSpec::LINEARS.map(|name| format!("{}.{name}", CrossAttentionSpec::MODULE));
     let width = spec.size();
     vec![(query, width, hidden, true), (key_value, 2 * width, hidden, true), (out, hidden, width, true)]
 }

@@ -285,7 +285,8 @@ impl Naming {
     /// The naming of a checkpoint's tensors; `None` for a plain language model. `has` says whether the checkpoint holds a tensor.
     pub fn find(has: &dyn Fn(&str) -> bool) -> Option<Self> {
         let has_embedding = |naming: &Self| has(&format!("{}{}.weight", naming.base, naming.embedding));
-        let found = [OLD, NEW, TEXT, BACKBONE, MODEL, DECODER, Self::GPT2, BARE_GPT2].into_iter().find(has_embedding)?;
+        let found =
+            [OLD, NEW, TEXT, BACKBONE, MODEL, DECODER, Self::GPT2, BARE_GPT2].into_iter().find(has_embedding)?;
         // Either head may stand beside either base.
         let other = [OLD.head, NEW.head].into_iter().find(|head| has(&format!("{head}.weight")));
         Some(Self { head: other.unwrap_or(found.head), ..found })
@@ -351,7 +352,8 @@ impl Naming {
 /// Whether a tensor or module belongs to the vision or audio part of a multimodal model.
 pub fn is_beside(plain: &str) -> bool {
     let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver", "world_encoder"];
-    let of_pair = [ENCODER, PROJECTION].iter().any(|part| plain.starts_with(part)) || plain == ENCODER.trim_end_matches('.');
+    let of_pair =
+        [ENCODER, PROJECTION].iter().any(|part| plain.starts_with(part)) || plain == ENCODER.trim_end_matches('.');
     !is_decoders(plain) && (of_pair || parts.iter().any(|part| plain.contains(part)))
 }
 

@@ -12,8 +12,8 @@ use super::short_conv::ShortConv;
 use std::collections::BTreeMap;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{
-    Arch, AttentionSpec, CrossAttentionSpec, DeltaNetNames, DeltaNetSpec, GateSpec, LatentSpec, LinearSpec, MambaSpec, PartSpec, QkNorm,
-    ShortConvSpec,
+    Arch, AttentionSpec, CrossAttentionSpec, DeltaNetNames, DeltaNetSpec, GateSpec, LatentSpec, LinearSpec, MambaSpec,
+    PartSpec, QkNorm, ShortConvSpec,
 };
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_delta_rule;

@@ -54,7 +54,12 @@ impl<T> Saved<T> {
 impl CrossAttention {
     /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
-        [&mut self.q].into_iter().chain(self.kv.linears_mut()).chain([&mut self.o]).flat_map(Linear::weights_mut).collect()
+        [&mut self.q]
+            .into_iter()
+            .chain(self.kv.linears_mut())
+            .chain([&mut self.o])
+            .flat_map(Linear::weights_mut)
+            .collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -65,7 +70,8 @@ impl CrossAttention {
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation, images: &Across, rows: &Rows) -> Saved {
         let (kv, of_kv) = self.kv.forward(&pass_of(images, pass), images.features(), None);
         let (q, of_q) = self.q.forward(pass, h, None);
-        let (mixed, lse) = attention::forward(&q, &kv[0], &kv[1], None, &images.spans(rows.sequences()), self.heads, self.how);
+        let (mixed, lse) =
+            attention::forward(&q, &kv[0], &kv[1], None, &images.spans(rows.sequences()), self.heads, self.how);
         Saved { q, kv: Some(kv), mixed, lse, of_q, of_kv }
     }
 

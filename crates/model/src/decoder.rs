@@ -387,8 +387,11 @@ fn check_one_each(batch: &Batch) -> Result<()> {
 
 /// The error of a text with so many images, where the decoder reads one.
 fn one_image(count: usize) -> Error {
-    Error::data(format!("a text with {}, and the model's decoder reads one beside each text", words::count(count, "image")))
-        .hint("write rows {image, caption}")
+    Error::data(format!(
+        "a text with {}, and the model's decoder reads one beside each text",
+        words::count(count, "image")
+    ))
+    .hint("write rows {image, caption}")
 }
 
 /// The positions that carry a label, and their targets.

@@ -152,7 +152,14 @@ pub struct Layout {
 impl Layout {
     /// The rows of a block that gives an output for every token.
     pub const fn block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared, tiles: None, per_layer: None, across: None }
+        BlockRows {
+            all: &self.all,
+            outputs: &self.all,
+            shared: &self.shared,
+            tiles: None,
+            per_layer: None,
+            across: None,
+        }
     }
 
     /// The tokens that the head looks at, where they are not all.
@@ -162,7 +169,14 @@ impl Layout {
 
     /// The rows of the last block, which gives an output only for the tokens that the head looks at.
     pub const fn last_block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared, tiles: None, per_layer: None, across: None }
+        BlockRows {
+            all: &self.all,
+            outputs: &self.last,
+            shared: &self.shared,
+            tiles: None,
+            per_layer: None,
+            across: None,
+        }
     }
 
     /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising). `positions` replaces their counting.

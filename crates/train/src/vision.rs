@@ -97,8 +97,10 @@ impl Sight {
         };
         let vision = with_world(config, seer, vision)?;
         if vision.start_token.is_some() && vision.world.is_some() {
-            return Err(Error::config("vision.world: a decoder that reads images by cross-attention reads one encoder's")
-                .hint("leave out vision.world"));
+            return Err(Error::config(
+                "vision.world: a decoder that reads images by cross-attention reads one encoder's",
+            )
+            .hint("leave out vision.world"));
         }
         let backend = match config.vision.backend {
             ImageBackend::Torchvision => Backend::Torchvision,

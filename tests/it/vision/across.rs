@@ -52,7 +52,8 @@ fn stored(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
 fn a_captioner_trains_is_evaluated_merged_and_written_with_the_names_of_its_files() {
     for name in ["across_vit", "across_dinov2"] {
         let fixture = captioner(name);
-        let lines = ["train.max_steps: 12", "train.eval_strategy: steps", "train.eval_steps: 6", "tuning.freeze_vision: false"];
+        let lines =
+            ["train.max_steps: 12", "train.eval_strategy: steps", "train.eval_steps: 6", "tuning.freeze_vision: false"];
         let config = fixture.config("run", &[&lines[..], &["tuning.freeze_connector: false"]].concat());
         let trained = train(&config, &[]);
         assert!(trained.status.success(), "{name}: {}", said(&trained));
@@ -146,14 +147,20 @@ fn read(change: &dyn Fn(&mut Value)) -> Result<VisionArch, tunesmith::Error> {
 #[test]
 fn what_is_not_computed_is_refused_by_name() {
     let vision = read(&|_| {}).unwrap();
-    assert_eq!((vision.start_token, vision.rows([(4, 4)], None), vision.connector_rows([(4, 4)], None)), (Some(1), 1, 17));
+    assert_eq!(
+        (vision.start_token, vision.rows([(4, 4)], None), vision.connector_rows([(4, 4)], None)),
+        (Some(1), 1, 17)
+    );
     let cases: [(&dyn Fn(&mut Value), &str); 9] = [
         (&|config| config["decoder"]["model_type"] = json!("bert"), "not yet: decoder.model_type \"bert\""),
         (&|config| config["decoder"] = Value::Null, "no key decoder"),
         (&|config| config["decoder"]["add_cross_attention"] = json!(false), "decoder.add_cross_attention is false"),
         (&|config| config["encoder"]["model_type"] = json!("swin"), "not yet: encoder.model_type \"swin\""),
         (&|config| config["encoder"]["model_type"] = json!("pixtral"), "not yet: encoder.model_type \"pixtral\""),
-        (&|config| config["decoder"]["cross_attention_hidden_size"] = json!(32), "decoder.cross_attention_hidden_size is 32"),
+        (
+            &|config| config["decoder"]["cross_attention_hidden_size"] = json!(32),
+            "decoder.cross_attention_hidden_size is 32",
+        ),
         (&|config| config["decoder_start_token_id"] = json!(5), "decoder_start_token_id is 5, expected 1"),
         (&|config| config["quantization_config"] = json!({"quant_method": "gptq"}), "not yet: quantization_config"),
         (&|config| config["architectures"] = json!(["TrOCRForCausalLM"]), "architectures"),

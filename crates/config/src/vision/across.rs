@@ -58,8 +58,8 @@ pub(super) fn start_token(source: &Source<'_>, generation: Option<&Source<'_>>) 
             Err(source.mismatch(START, &format!("{other}, as generation_config.json has it")))
         }
         (Some(id), _) | (None, Some(id)) => Ok(id),
-        (None, None) => Err(source
-            .mismatch(START, "the token that begins a text")
-            .hint("often it is the tokenizer's bos_token_id or eos_token_id: set it in config.json as the model was trained")),
+        (None, None) => Err(source.mismatch(START, "the token that begins a text").hint(
+            "often it is the tokenizer's bos_token_id or eos_token_id: set it in config.json as the model was trained",
+        )),
     }
 }

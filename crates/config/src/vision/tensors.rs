@@ -302,7 +302,8 @@ impl VisionArch {
             let replace = |inner: String, (ours, stored): &(&str, &str)| inner.replace(ours, stored);
             let older = self.encoder.names.stored.iter().fold(inner.to_owned(), replace);
             let own = self.encoder.prefix.as_str();
-            for (prefix, inner) in [own].iter().chain(&PREFIXES).flat_map(|prefix| [(prefix, inner), (prefix, &older)]) {
+            for (prefix, inner) in [own].iter().chain(&PREFIXES).flat_map(|prefix| [(prefix, inner), (prefix, &older)])
+            {
                 add(format!("{prefix}vision_model.{inner}"));
                 add(format!("{prefix}{inner}"));
             }

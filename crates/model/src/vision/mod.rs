@@ -110,7 +110,12 @@ impl<'a> Training<'a> {
         if self.dropout == 0.0 {
             return Vec::new();
         }
-        self.images.iter().map(|image| self.first_number(image)).zip(counts).flat_map(|(first, count)| first..first + count).collect()
+        self.images
+            .iter()
+            .map(|image| self.first_number(image))
+            .zip(counts)
+            .flat_map(|(first, count)| first..first + count)
+            .collect()
     }
 
     fn drops<'r>(&self, rows: &'r [usize]) -> Option<Drops<'r>> {
