@@ -78,8 +78,20 @@ fn a_captioner_trains_is_evaluated_merged_and_written_with_the_names_of_its_file
         let again = done(&["infer", "--model", merged.to_str().unwrap(), "--image", &picture("rgb.png")]);
         assert_eq!(answer.lines().last(), again.lines().last(), "{name}");
         done(&["export", config, "--peft", "--output", fixture.path("peft").to_str().unwrap()]);
-        let refused =
-            tunesmith(&["export", config, "--gguf", "f32", "--mmproj", "none", "--output", "x.gguf"]).output().unwrap();
+        let refused = tunesmith(&[
+            "export",
+            config,
+            "--gguf",
+            "f32",
+            "--mmproj",
+            "none",
+            "--pre-tokenizer",
+            "gpt-2",
+            "--output",
+            "x.gguf",
+        ])
+        .output()
+        .unwrap();
         assert!(!refused.status.success() && said(&refused).contains("cross-attention"), "{}", said(&refused));
     }
 }
