@@ -140,7 +140,7 @@ fn dropout_is_refused_in_training_alone_and_cross_attention_without_an_encoder()
     assert!(error.contains("not yet: add_cross_attention"), "{error}");
     let whole = json!({"model_type": "vision-encoder-decoder", "decoder": config(), "encoder": {"model_type": "vit"}});
     let error = Arch::from_json(&whole.to_string(), Path::new("config.json")).unwrap_err().to_string();
-    assert!(error.contains("no key decoder.add_cross_attention, expected true"), "{error}");
+    assert!(error.contains("decoder.add_cross_attention is false, expected true"), "{error}");
 }
 
 #[test]

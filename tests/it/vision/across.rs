@@ -78,7 +78,20 @@ fn a_captioner_trains_is_evaluated_merged_and_written_with_the_names_of_its_file
         let again = done(&["infer", "--model", merged.to_str().unwrap(), "--image", &picture("rgb.png")]);
         assert_eq!(answer.lines().last(), again.lines().last(), "{name}");
         done(&["export", config, "--peft", "--output", fixture.path("peft").to_str().unwrap()]);
-        let refused = tunesmith(&["export", config, "--gguf", "f32", "--output", "x.gguf"]).output().unwrap();
+        let refused = tunesmith(&[
+            "export",
+            config,
+            "--gguf",
+            "f32",
+            "--mmproj",
+            "none",
+            "--pre-tokenizer",
+            "gpt-2",
+            "--output",
+            "x.gguf",
+        ])
+        .output()
+        .unwrap();
         assert!(!refused.status.success() && said(&refused).contains("cross-attention"), "{}", said(&refused));
     }
 }
@@ -124,7 +137,10 @@ fn a_text_without_its_image_is_refused() {
     refuse(&[json!({"text": "a cat"})], "no row shows one");
     refuse(&[caption.clone(), json!({"text": "a cat"})], "a row without an image");
     let asked = json!([{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a cat"}]);
-    refuse(&[caption, json!({"image": picture("rgb.png"), "messages": asked})], "captions alone");
+    refuse(
+        &[caption, json!({"image": picture("rgb.png"), "messages": asked})],
+        "the model folder has no chat template",
+    );
     let planned = tunesmith(&["plan", config.to_str().unwrap(), "vision.load=false"]).output().unwrap();
     assert!(!planned.status.success() && said(&planned).contains("no row shows one"), "{}", said(&planned));
     let model = fixture.path("model");
