@@ -90,7 +90,7 @@ fn every_model_trains_in_every_mode_packed_and_answers() {
         let lines = [
             &format!("data.chat_template: {template}"),
             // The captioner has 128 positions.
-            if name == CAPTIONER { "model.max_seq_len: 128" } else { "model.max_seq_len: 256" },
+            &format!("model.max_seq_len: {}", if name == CAPTIONER { 128 } else { 256 }),
             "train.batch_size: 2",
             "train.grad_accum: 1",
             "train.max_steps: 12",

@@ -160,6 +160,9 @@ fn read(change: &dyn Fn(&mut Value)) -> Result<VisionArch, tunesmith::Error> {
     VisionArch::of_model(folder.path(), arch.hidden_size)
 }
 
+/// A change of a configuration, and what its refusal says.
+type Case<'a> = (&'a dyn Fn(&mut Value), &'a str);
+
 #[test]
 fn what_is_not_computed_is_refused_by_name() {
     let vision = read(&|_| {}).unwrap();
@@ -167,7 +170,7 @@ fn what_is_not_computed_is_refused_by_name() {
         (vision.start_token, vision.rows([(4, 4)], None), vision.connector_rows([(4, 4)], None)),
         (Some(1), 1, 17)
     );
-    let cases: [(&dyn Fn(&mut Value), &str); 9] = [
+    let cases: [Case<'_>; 9] = [
         (&|config| config["decoder"]["model_type"] = json!("bert"), "not yet: decoder.model_type \"bert\""),
         (&|config| config["decoder"] = Value::Null, "no key decoder"),
         (&|config| config["decoder"]["add_cross_attention"] = json!(false), "decoder.add_cross_attention is false"),
@@ -231,7 +234,8 @@ fn a_text_reads_its_own_image_alone() {
     let run = Run::read("across_vit", &model);
     let rows = &run.rows()[..3];
     let whole = model.token_losses(&run.batch(rows)).unwrap();
-    let parts: Vec<f32> = rows.iter().flat_map(|row| model.token_losses(&run.batch(&[row.clone()])).unwrap()).collect();
+    let parts: Vec<f32> =
+        rows.iter().flat_map(|row| model.token_losses(&run.batch(std::slice::from_ref(row))).unwrap()).collect();
     close("packed", &whole, &parts, 1e-5);
     let mut other = rows.to_vec();
     other[1]["images"] = json!([(other[1]["images"][0].as_u64().unwrap() + 1) % 6]);

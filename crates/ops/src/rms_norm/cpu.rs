@@ -171,8 +171,8 @@ unsafe fn vector_kernel<S: Simd>(
                 let w = S::add(S::load(weight.as_ptr().add(at)), S::splat(gain.offset));
                 S::store(out.add(at), S::mul(S::mul(S::load(x.add(at)), S::splat(r)), w));
             }
-            for at in whole..dim {
-                *out.add(at) = *x.add(at) * r * (weight[at] + gain.offset);
+            for (at, &w) in weight.iter().enumerate().skip(whole) {
+                *out.add(at) = *x.add(at) * r * (w + gain.offset);
             }
         }
     }
