@@ -1,7 +1,7 @@
 //! Models whose decoder reads an image by cross-attention (`vision-encoder-decoder`), from the command line: training, answers, resumed
 //! runs, what is written, and what is refused.
 use super::golden::{Run, golden};
-use super::{ROWS, close, config, everything, tensors};
+use super::{check_cuts, close, config, everything, tensors};
 use crate::pictures::{self, copy, picture, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::run::resume::straight_equals_stopped_on;
@@ -13,7 +13,6 @@ use std::sync::Arc;
 use tunesmith::Kind;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::vision::VisionArch;
-use tunesmith::data::batch::Batch;
 use tunesmith::model::Model;
 use tunesmith::model::weights::WeightFiles;
 
@@ -208,23 +207,7 @@ fn adapters_over_rows_of_images_drop_the_same_values_however_a_step_is_cut() {
     let mut model = loaded(|config| config.tuning.lora.lora_dropout = 0.25);
     let values: Vec<f32> = (0..model.params.len()).map(|at| (at as f32 * 0.37).sin() * 0.1).collect();
     model.params.put(&(0..values.len()), &values);
-    let run = Run::read("across_vit", &model);
-    let rows = &run.rows()[..ROWS];
-    let mut gradients = |cuts: &[usize], step: u64| {
-        model.params.zero_grads();
-        let (mut first_row, mut loss) = (0, 0.0);
-        for ends in cuts.windows(2) {
-            let batch = Batch { first_row, ..run.batch(&rows[ends[0]..ends[1]]) };
-            loss += model.forward_backward(&batch, 0.02, 1.0, step).unwrap();
-            first_row += batch.tokens.len() as u64;
-        }
-        (loss, model.params.grads().read())
-    };
-    let (loss, whole) = gradients(&[0, 4], 7);
-    let (again, parts) = gradients(&[0, 1, 3, 4], 7);
-    assert!((loss - again).abs() < 1e-4, "{loss} {again}");
-    close("gradients", &parts, &whole, 1e-5);
-    assert!((gradients(&[0, 4], 8).0 - loss).abs() > 1e-4, "another step drops others");
+    check_cuts("across_vit", model, 1e-4);
 }
 
 /// What a text attends to is its own image: another one in the batch changes nothing, and another of its own does.
