@@ -66,6 +66,25 @@ dispatch! {
     fn apply_panel = apply_kernel(x: *const f32, stats: *const f32, weight: &[f32], bias: &[f32], out: *mut f32);
 }
 
+/// The gradient of a normalized feature, which is that of the result times the weight, and the normalized feature.
+///
+/// # Safety
+/// The features of `S`; `x` and `dh` have the feature's vector.
+#[inline(always)]
+unsafe fn weighted<S: Simd>(
+    x: *const f32,
+    [mean, r]: [S::V; 2],
+    weight: f32,
+    dh: *const f32,
+    feature: usize,
+) -> [S::V; 2] {
+    // SAFETY: as the caller says.
+    unsafe {
+        let g = S::mul(S::load(dh.add(feature * LANES)), S::splat(weight));
+        [g, S::mul(S::sub(S::load(x.add(feature * LANES)), mean), r)]
+    }
+}
+
 /// # Safety
 /// The features of `S`; `x`, `dh` and `dx` hold `weight.len()` vectors, `stats` two.
 #[inline(always)]
@@ -81,12 +100,26 @@ unsafe fn backward_kernel<S: Simd>(
     unsafe {
         let (mean, r) = (S::load(stats), S::load(stats.add(LANES)));
         let share = S::splat(1.0 / weight.len() as f32);
-        let g = |at: usize| S::mul(S::load(dh.add(at * LANES)), S::splat(weight[at]));
-        let y = |at: usize| S::mul(S::sub(S::load(x.add(at * LANES)), mean), r);
-        let mean_g = S::mul(sum::<S>(weight.len(), &g), share);
-        let mean_gy = S::mul(sum::<S>(weight.len(), |at| S::mul(g(at), y(at))), share);
+        // Loops, as closures within closures do not have the features.
+        let (mut sum_g, mut sum_gy) = ([S::splat(0.0); 2], [S::splat(0.0); 2]);
+        let (pairs, last) = weight.as_chunks::<2>();
+        for (pair, weights) in pairs.iter().enumerate() {
+            for chain in 0..2 {
+                let [g, y] = weighted::<S>(x, [mean, r], weights[chain], dh, 2 * pair + chain);
+                sum_g[chain] = S::add(sum_g[chain], g);
+                sum_gy[chain] = S::add(sum_gy[chain], S::mul(g, y));
+            }
+        }
+        if let &[weight] = last {
+            let [g, y] = weighted::<S>(x, [mean, r], weight, dh, 2 * pairs.len());
+            sum_g[0] = S::add(sum_g[0], g);
+            sum_gy[0] = S::add(sum_gy[0], S::mul(g, y));
+        }
+        let mean_g = S::mul(S::add(sum_g[0], sum_g[1]), share);
+        let mean_gy = S::mul(S::add(sum_gy[0], sum_gy[1]), share);
         for feature in 0..weight.len() {
-            let inner = S::sub(S::sub(g(feature), mean_g), S::mul(y(feature), mean_gy));
+            let [g, y] = weighted::<S>(x, [mean, r], weight[feature], dh, feature);
+            let inner = S::sub(S::sub(g, mean_g), S::mul(y, mean_gy));
             let (value, to) = (S::mul(inner, r), dx.add(feature * LANES));
             S::store(to, if add { S::add(S::load(to), value) } else { value });
         }

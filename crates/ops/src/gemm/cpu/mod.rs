@@ -69,12 +69,14 @@ pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
 ) {
     // Of a small tile four columns at a time: counting them takes time beside so few products.
     let turns = if ROWS * PANELS <= 6 { 4 } else { 1 };
+    // The compiler keeps an array of its own in registers, whatever the caller does with `acc`.
+    let mut sums = *acc;
     let mut left = depth;
     while left >= turns {
         for turn in 0..turns {
             let (matrix, x) = (matrix.wrapping_add(turn * col), x.wrapping_add(turn * LANES));
             // SAFETY: fewer than `depth` columns were before this one: it is there, as the caller says.
-            unsafe { column::<S, ROWS, PANELS>(matrix, row, x, stride, acc) };
+            unsafe { column::<S, ROWS, PANELS>(matrix, row, x, stride, &mut sums) };
         }
         // After the last column these may point past the end; they are not read then.
         matrix = matrix.wrapping_add(turns * col);
@@ -84,8 +86,9 @@ pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     for turn in 0..left {
         let (matrix, x) = (matrix.wrapping_add(turn * col), x.wrapping_add(turn * LANES));
         // SAFETY: as above.
-        unsafe { column::<S, ROWS, PANELS>(matrix, row, x, stride, acc) };
+        unsafe { column::<S, ROWS, PANELS>(matrix, row, x, stride, &mut sums) };
     }
+    *acc = sums;
 }
 
 /// How many rows the next tile takes when `left` remain, for a kernel of `max` rows.

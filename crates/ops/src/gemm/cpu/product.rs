@@ -95,6 +95,38 @@ pub(super) struct Job<'a> {
 // has.
 unsafe impl Sync for Job<'_> {}
 
+/// What the sums of a tile start with: those of `out` at row `m` and panel `p`, or the product's own start if it `begins`.
+///
+/// # Safety
+/// As of [`matmul_tile`].
+#[inline(always)]
+unsafe fn starts<S: TileLanes, const ROWS: usize, const PANELS: usize>(
+    job: &Job<'_>,
+    begins: bool,
+    m: usize,
+    p: usize,
+) -> [[S::Sum; PANELS]; ROWS] {
+    // SAFETY: the rows and panels lie within `out`, and so within an addend, which has its shape, and below the bias's length.
+    unsafe {
+        let mut starts = [[S::broadcast(0.0); PANELS]; ROWS];
+        let base: *const f32 =
+            if !begins || (!job.zero && job.addend.is_null() && job.bias.is_null()) { job.out } else { job.addend };
+        if !base.is_null() {
+            let base = base.add(p * job.stride + m * LANES);
+            for (row, sums) in starts.iter_mut().enumerate() {
+                for (panel, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::read(base.add(panel * job.stride + row * LANES));
+                }
+            }
+        } else if !job.bias.is_null() {
+            for (row, sums) in starts.iter_mut().enumerate() {
+                *sums = [S::broadcast(*job.bias.add(m + row)); PANELS];
+            }
+        }
+        starts
+    }
+}
+
 /// One tile of `out` at row `m` and panel `p`: the products of `first`, then those of `second`, added to what the result
 /// starts with if `begins`, or else to what `out` holds. With `factors`, one a row, the products of `first` are summed on their own and
 /// multiplied by them.
@@ -115,28 +147,11 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
     // SAFETY: the rows and panels lie within `out`, and so within an addend, which has its shape, and below the bias's
     // length. The operands are there, as the caller says.
     unsafe {
-        let out = job.out.add(p * job.stride + m * LANES);
-        let mut acc = [[S::broadcast(0.0); PANELS]; ROWS];
-        let base: *const f32 = if !begins || (!job.zero && job.addend.is_null() && job.bias.is_null()) {
-            out
-        } else if job.addend.is_null() {
-            std::ptr::null()
-        } else {
-            job.addend.add(p * job.stride + m * LANES)
+        // No loop over the sums holds a branch: the compiler would not unroll it, and then keeps all sums in memory.
+        let mut acc = match factors {
+            Some(_) => [[S::broadcast(0.0); PANELS]; ROWS],
+            None => starts::<S, ROWS, PANELS>(job, begins, m, p),
         };
-        if factors.is_some() {
-            // They are added later.
-        } else if !base.is_null() {
-            for (row, sums) in acc.iter_mut().enumerate() {
-                for (panel, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::read(base.add(panel * job.stride + row * LANES));
-                }
-            }
-        } else if !job.bias.is_null() {
-            for (row, sums) in acc.iter_mut().enumerate() {
-                *sums = [S::broadcast(*job.bias.add(m + row)); PANELS];
-            }
-        }
         let Operands { matrix, row, col, x, stride, depth } = *first;
         if row == 1 && col == ROWS {
             // Packed: the compiler knows the strides.
@@ -145,22 +160,18 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
             tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
         }
         if let Some(factors) = factors {
-            for (row, (sums, &factor)) in acc.iter_mut().zip(factors).enumerate() {
-                for (panel, sum) in sums.iter_mut().enumerate() {
-                    let start = if !base.is_null() {
-                        S::read(base.add(panel * job.stride + row * LANES))
-                    } else if job.bias.is_null() {
-                        S::broadcast(0.0)
-                    } else {
-                        S::broadcast(*job.bias.add(m + row))
-                    };
-                    *sum = S::add_product(*sum, S::broadcast(factor), start);
+            let starts = starts::<S, ROWS, PANELS>(job, begins, m, p);
+            for (row, sums) in acc.iter_mut().enumerate() {
+                let factor = S::broadcast(factors[row]);
+                for (sum, start) in sums.iter_mut().zip(starts[row]) {
+                    *sum = S::add_product(*sum, factor, start);
                 }
             }
         }
         if let Some(&Operands { matrix, row, col, x, stride, depth }) = second {
             tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
         }
+        let out = job.out.add(p * job.stride + m * LANES);
         for (row, sums) in acc.iter().enumerate() {
             for (panel, sum) in sums.iter().enumerate() {
                 S::write(out.add(panel * job.stride + row * LANES), *sum);
