@@ -4,7 +4,7 @@ use super::attach::Module;
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
 use super::decoder::{Model, Segments, narrow};
-use super::device::{device, expert_pools, logits_pool};
+use super::device::{device, expert_pools, logits_pool, number};
 use super::freeze;
 use super::head::Head;
 use super::learned_positions::LearnedPositions;
@@ -32,7 +32,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, BranchSpec, HiddenAct, LinearSpec, POSITIONS, PartSpec, ScoreHead};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
-use tunesmith_ops::activation::Pool;
+use tunesmith_ops::activation::{Number, Pool};
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::pointwise::Function;
 
@@ -42,8 +42,9 @@ pub(super) struct Builder<'a> {
     /// By module: the adapter that it gets, and that adapter's number.
     pub(super) placements: BTreeMap<String, (u64, Placement)>,
     shards: Shards,
-    /// Matrices of blocks and of the head are rearranged for inference ([`Builder::linear`]). Those of an encoder are not.
-    pub(super) interleaves: bool,
+    /// What inference rounds the operands of products to. Matrices of blocks and of the head are rearranged for it ([`Builder::linear`]), those
+    /// of an encoder are not.
+    pub(super) interleaves: Option<Number>,
     /// The head is quantized, unless it is trained.
     quantizes_head: bool,
     /// As [`expert_pools`] makes them.
@@ -56,7 +57,7 @@ struct Load<'a> {
     /// As [`Model::on_counted`] says.
     float32: Option<&'a BTreeSet<String>>,
     /// As [`Builder`] says.
-    interleaves: bool,
+    interleaves: Option<Number>,
     /// As [`Builder`] says.
     quantizes_head: bool,
 }
@@ -100,7 +101,7 @@ impl Model {
             None,
             Shards::default(),
             Load {
-                interleaves: device == Device::Cpu,
+                interleaves: (device == Device::Cpu).then(|| number(config)),
                 quantizes_head: config.generation.quantize_head && arch.score.is_none(),
                 float32: None,
             },
@@ -237,7 +238,7 @@ impl<'a> Builder<'a> {
         };
         let expert_pools = expert_pools(tensors.device, tensors.source.config);
         let shards = Shards::default();
-        let (placements, interleaves, quantizes_head) = (BTreeMap::new(), false, false);
+        let (placements, interleaves, quantizes_head) = (BTreeMap::new(), None, false);
         Ok(Self { tensors, arch, placements, shards, interleaves, quantizes_head, expert_pools })
     }
 }
@@ -316,8 +317,8 @@ impl Builder<'_> {
         if self.arch.ties_head() {
             self.shards.push_trained(0, &mut self.tensors.params);
             if !quantizes {
-                if self.interleaves {
-                    embedding.interleave(hidden);
+                if let Some(products) = self.interleaves {
+                    embedding.interleave(hidden, products);
                 }
                 return Ok(embedding.clone());
             }
@@ -329,8 +330,8 @@ impl Builder<'_> {
             self.shards.push(vec![&mut head], &mut self.tensors.params);
             head
         };
-        if self.interleaves {
-            head.interleave(hidden);
+        if let Some(products) = self.interleaves {
+            head.interleave(hidden, products);
         }
         Ok(head)
     }
@@ -355,8 +356,8 @@ impl Builder<'_> {
 
     /// A module whose matrix lies as products of this model read it.
     pub(super) fn arranged(&self, mut linear: Linear) -> Linear {
-        if self.interleaves {
-            linear.weight.interleave(linear.in_features);
+        if let Some(products) = self.interleaves {
+            linear.weight.interleave(linear.in_features, products);
         }
         linear
     }

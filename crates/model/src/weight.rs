@@ -8,7 +8,7 @@ use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use tunesmith_device::{Array, Device, Element, FloatBuffer};
-use tunesmith_ops::activation::Activation;
+use tunesmith_ops::activation::{Activation, Number};
 use tunesmith_ops::embedding;
 use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gemm::{Interleaved, Store};
@@ -150,14 +150,14 @@ impl Weight {
         }
     }
 
-    /// Rearranges a matrix `[rows, width]` for products of inference, if it is one that can be.
-    pub fn interleave(&mut self, width: usize) {
+    /// Rearranges a matrix `[rows, width]` for products of inference that round their operands to `products`, if it is one that can be.
+    pub fn interleave(&mut self, width: usize, products: Number) {
         let store = match self {
             Self::Frozen(frozen) => frozen.store(),
             Self::Quantized(matrix) => Store::Quantized(matrix),
             Self::Interleaved(_) | Self::Shared(_) | Self::Trained(_) | Self::Rows(_) => return,
         };
-        if let Some(matrix) = Interleaved::new(store, width) {
+        if let Some(matrix) = Interleaved::new(store, width, products) {
             *self = Self::Interleaved(Arc::new(matrix));
         }
     }

@@ -1,9 +1,10 @@
 //! A matrix for products without gradients on the CPU: of each column, the numbers of sixteen rows lie side by side. A step of generation
 //! then reads memory from end to end, and turns nothing.
 use super::Store;
-use crate::activation::LANES;
+use crate::activation::{LANES, Number};
 use crate::fp8;
 use crate::quant::{EIGHTH, Format, Quantized};
+use crate::simd::pair_level;
 use crate::upcoming::Follower;
 use half::bf16;
 use rayon::prelude::*;
@@ -12,6 +13,9 @@ use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// A matrix `[rows, width]` as `[block of 16 rows][column][16 rows]`; missing rows of the last block are zero.
+///
+/// In bfloat16, where products round their operands to it, two columns lie side by side, `[block of 16 rows][pair of columns][16 rows][2]`, and
+/// an odd last one is paired with zeros. Products with such a matrix are those of pairs, whatever the pool of the result says.
 ///
 /// Codes of 4 bits lie in words of eight columns, `[block of 16 rows][eight columns][16 rows]`, the first in the lowest bits.
 ///
@@ -30,6 +34,8 @@ pub struct Interleaved {
 pub(super) enum Numbers {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
+    /// Two columns a word, the first in the low half.
+    Pairs(Vec<u32>),
     Eight {
         format: Format,
         codes: Vec<u8>,
@@ -68,19 +74,37 @@ fn interleave<T: Copy + Default + Send + Sync>(from: &[T], width: usize) -> Vec<
     to
 }
 
+/// `[rows][width]` as `[block of 16 rows][pair of columns][16 rows]`.
+fn interleave_pairs(from: &[bf16], width: usize) -> Vec<u32> {
+    let (rows, pairs) = (from.len() / width, width.div_ceil(2));
+    let mut to = vec![0; rows.next_multiple_of(LANES) * pairs];
+    to.par_chunks_exact_mut(LANES * pairs).zip(from.par_chunks(LANES * width)).for_each(|(to, from)| {
+        for (lane, row) in from.chunks_exact(width).enumerate() {
+            for (column, pair) in to.chunks_exact_mut(LANES).zip(row.chunks(2)) {
+                let high = pair.get(1).map_or(0, |high| u32::from(high.to_bits()));
+                column[lane] = u32::from(pair[0].to_bits()) | high << 16;
+            }
+        }
+    });
+    to
+}
+
 impl Interleaved {
     /// A matrix of rows of `width` numbers, rearranged; nothing where it stays as it is: on a GPU, in tiles, or in blocks of 4 bits that do not
-    /// end with its rows.
+    /// end with its rows. `products` is what products round their operands to ([`Pool::set_products`](crate::activation::Pool::set_products)).
     ///
     /// # Panics
     /// If `width` is 0 or does not divide the numbers of the matrix.
-    pub fn new(matrix: Store<'_>, width: usize) -> Option<Self> {
+    pub fn new(matrix: Store<'_>, width: usize, products: Number) -> Option<Self> {
         assert!(width > 0 && matrix.len().is_multiple_of(width), "whole rows");
         if matrix.device() != Device::Cpu {
             return None;
         }
         let numbers = match matrix {
             Store::F32(values) => Numbers::F32(interleave(values.cpu_slice(), width)),
+            Store::Bf16(values) if products == Number::Bf16 && pair_level().is_some() => {
+                Numbers::Pairs(interleave_pairs(values.cpu_slice(), width))
+            }
             Store::Bf16(values) => Numbers::Bf16(interleave(values.cpu_slice(), width)),
             Store::Quantized(Quantized::Eight(eight)) if eight.width() == width => {
                 let mut scales = eight.scales().to_vec();
@@ -118,6 +142,12 @@ impl Interleaved {
         Some(values.as_ptr().wrapping_add((block * self.width + column) * LANES))
     }
 
+    /// The words of the block, `[pair of columns][16 rows]`, if it lies in pairs.
+    pub(super) fn pairs(&self, block: usize) -> Option<*const f32> {
+        let Numbers::Pairs(words) = &self.numbers else { return None };
+        Some(words.as_ptr().wrapping_add(block * self.width.div_ceil(2) * LANES).cast())
+    }
+
     /// What followed a product that begins with this matrix.
     pub(super) const fn follower(&self) -> &Arc<Follower> {
         &self.follower
@@ -128,6 +158,7 @@ impl Interleaved {
         let (from, bytes) = match &self.numbers {
             Numbers::F32(values) => (values.as_ptr().addr(), size_of_val(&**values)),
             Numbers::Bf16(values) => (values.as_ptr().addr(), size_of_val(&**values)),
+            Numbers::Pairs(words) => (words.as_ptr().addr(), size_of_val(&**words)),
             Numbers::Eight { codes, .. } => (codes.as_ptr().addr(), codes.len()),
             Numbers::Four { codes, .. } => (codes.as_ptr().addr(), size_of_val(&**codes)),
         };
@@ -137,7 +168,7 @@ impl Interleaved {
     /// The columns whose products are summed before they are multiplied by their scale; `None` where numbers have none.
     pub(super) fn fold(&self) -> Option<usize> {
         match self.numbers {
-            Numbers::F32(_) | Numbers::Bf16(_) => None,
+            Numbers::F32(_) | Numbers::Bf16(_) | Numbers::Pairs(_) => None,
             Numbers::Eight { .. } => Some(FOLD),
             Numbers::Four { shift, .. } => Some(FOLD.min(1 << shift)),
         }
@@ -146,7 +177,7 @@ impl Interleaved {
     /// What the sums of a row are multiplied by at a column, if there is a [`Self::fold`].
     pub(super) fn factor(&self, row: usize, column: usize) -> f32 {
         match &self.numbers {
-            Numbers::F32(_) | Numbers::Bf16(_) => 1.0,
+            Numbers::F32(_) | Numbers::Bf16(_) | Numbers::Pairs(_) => 1.0,
             Numbers::Eight { format: Format::Fp8, scales, .. } => scales[row],
             Numbers::Eight { scales, .. } => scales[row] * EIGHTH,
             Numbers::Four { shift, scales, .. } => {
@@ -162,6 +193,10 @@ impl Interleaved {
         match &self.numbers {
             Numbers::F32(values) => values[place(column, self.width)],
             Numbers::Bf16(values) => values[place(column, self.width)].to_f32(),
+            Numbers::Pairs(words) => {
+                let word = words[place(column / 2, self.width.div_ceil(2))];
+                f32::from_bits(if column.is_multiple_of(2) { word << 16 } else { word & 0xFFFF_0000 })
+            }
             Numbers::Eight { format: Format::Fp8, codes, scales } => {
                 fp8::VALUES[usize::from(codes[place(column, self.width)])] * scales[row]
             }

@@ -36,7 +36,7 @@ fn each_form(rows: usize, width: usize, test: impl Fn(&str, Store<'_>)) {
 fn an_interleaved_matrix_has_its_numbers() {
     for (rows, width) in [(1, 1), (7, 33), (16, 64), (37, 128), (50, 192)] {
         each_form(rows, width, |name, store| {
-            let made = Interleaved::new(store, width).expect(name);
+            let made = Interleaved::new(store, width, Number::F32).expect(name);
             assert_eq!((made.len(), made.width()), (rows * width, width), "{name}");
             let (mut expected, mut got) = (vec![0.0; rows * width], vec![1.0; rows * width]);
             store.widen(0, &mut expected);
@@ -47,6 +47,23 @@ fn an_interleaved_matrix_has_its_numbers() {
             assert_eq!(got, expected, "{name} {rows} x {width}, a part");
         });
     }
+}
+
+#[test]
+fn a_matrix_in_pairs_has_its_numbers() {
+    each_level(|_| {
+        for (rows, width) in [(1, 1), (7, 33), (16, 64), (37, 128)] {
+            let values: Vec<bf16> = numbers(2, rows * width).into_iter().map(bf16::from_f32).collect();
+            let store = Store::Bf16((&values[..]).into());
+            let made = Interleaved::new(store, width, Number::Bf16).expect("numbers of 16 bits are rearranged");
+            let matrix = Matrix::rows(Store::Interleaved(&made), width);
+            assert_eq!(matrix.lies_in_pairs(), crate::simd::pair_level().is_some());
+            let (mut expected, mut got) = (vec![0.0; rows * width], vec![1.0; rows * width]);
+            store.widen(0, &mut expected);
+            Store::Interleaved(&made).widen(0, &mut got);
+            assert_eq!(got, expected, "{rows} x {width}");
+        }
+    });
 }
 
 /// The codes' values, a number's scale, and how many columns have one; nothing where numbers have no scales apart.
@@ -93,7 +110,7 @@ fn products_with_an_interleaved_matrix_have_one_order_of_sums() {
                 let b = numbers(4, rows * 5);
                 let (bias, start) = (numbers(5, rows), Activation::from_rows(&pool, &numbers(6, tokens * rows), rows));
                 each_form(rows, width, |name, store| {
-                    let made = Interleaved::new(store, width).expect(name);
+                    let made = Interleaved::new(store, width, Number::F32).expect(name);
                     for (case, init) in [Init::Zero, Init::Bias((&bias[..]).into()), Init::Add(&start), Init::Out]
                         .into_iter()
                         .enumerate()
@@ -155,7 +172,7 @@ fn a_transposed_product_has_the_same_sums() {
                 };
                 each_form(rows, width, |name, store| {
                     check(name, store);
-                    check(name, Store::Interleaved(&Interleaved::new(store, width).expect(name)));
+                    check(name, Store::Interleaved(&Interleaved::new(store, width, Number::F32).expect(name)));
                 });
             }
         }
@@ -190,7 +207,7 @@ fn products_with_a_vector_have_the_sums_of_one_token() {
             };
             each_form(rows, width, |name, store| {
                 check(name, store);
-                check(name, Store::Interleaved(&Interleaved::new(store, width).expect(name)));
+                check(name, Store::Interleaved(&Interleaved::new(store, width, Number::F32).expect(name)));
             });
         }
     });
@@ -204,7 +221,7 @@ fn an_interleaved_matrix_is_multiplied_in_float32_where_others_are_rounded() {
             let (wide, pairs) = (Pool::new(), Pool::new());
             pairs.set_products(Number::Bf16);
             let (x, values) = (numbers(1, tokens * width), numbers(2, rows * width));
-            let made = Interleaved::new(Store::from(&values[..]), width).expect("floats are rearranged");
+            let made = Interleaved::new(Store::from(&values[..]), width, Number::Bf16).expect("floats are rearranged");
             let run = |pool, store: Store<'_>| {
                 let x = Activation::from_rows(pool, &x, width);
                 let mut out = pool.act(tokens, rows);
@@ -220,7 +237,7 @@ fn an_interleaved_matrix_is_multiplied_in_float32_where_others_are_rounded() {
 fn what_cannot_be_interleaved_stays() {
     // Blocks of 64 numbers do not end with rows of 32.
     let four = encode::quantize(&numbers(1, 64), 32, Format::Nf4, false).unwrap();
-    assert!(Interleaved::new(Store::Quantized(&four), 32).is_none());
+    assert!(Interleaved::new(Store::Quantized(&four), 32, Number::F32).is_none());
     let eight = Eight::new(vec![1; 8], vec![1.0; 2], 4).map(Quantized::Eight).unwrap();
-    assert!(Interleaved::new(Store::Quantized(&eight), 8).is_none(), "another width");
+    assert!(Interleaved::new(Store::Quantized(&eight), 8, Number::F32).is_none(), "another width");
 }

@@ -87,6 +87,19 @@ impl<'a> Matrix<'a> {
         Self { data: data.into(), row: width, col: 1 }
     }
 
+    /// The matrix, where it is interleaved.
+    pub(super) const fn interleaved(&self) -> Option<&'a Interleaved> {
+        match self.data {
+            Store::Interleaved(matrix) => Some(matrix),
+            _ => None,
+        }
+    }
+
+    /// Whether products multiply it in pairs because it lies so.
+    pub(super) fn lies_in_pairs(&self) -> bool {
+        self.interleaved().is_some_and(|matrix| matrix.pairs(0).is_some())
+    }
+
     /// Element (m, k) is `data[m * row + k * col]`.
     pub fn strided(data: impl Into<Store<'a>>, row: usize, col: usize) -> Self {
         Self { data: data.into(), row, col }

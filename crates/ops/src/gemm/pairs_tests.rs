@@ -83,6 +83,97 @@ fn few_tokens_in_pairs_have_the_bits_that_they_have_among_many() {
 }
 
 #[test]
+fn a_matrix_that_lies_in_pairs_has_the_products_of_one_in_rows() {
+    each_pair_level(|pool| {
+        // A pool of float32 gives the same: the matrix says how it is multiplied. A second term is multiplied as the pool says.
+        let plain = Pool::new();
+        for (rows, width) in [(1, 1), (7, 33), (16, 64), (53, 601), (100, 1152), (210, 1301), (650, 96)] {
+            let values: Vec<bf16> = numbers(2, rows * width).into_iter().map(bf16::from_f32).collect();
+            let store = Store::Bf16((&values[..]).into());
+            let made = Interleaved::new(store, width, Number::Bf16).expect("numbers of 16 bits are rearranged");
+            let (bias, b) = (numbers(5, rows), numbers(4, rows * 5));
+            for tokens in [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 40, 130] {
+                let of = |pool, seed, width| Activation::from_rows(pool, &numbers(seed, tokens * width), width);
+                let (x, low, start) = (of(pool, 1, width), of(pool, 3, 5), of(pool, 6, rows));
+                let inits = [Init::Zero, Init::Bias((&bias[..]).into()), Init::Add(&start), Init::Out];
+                for (case, init) in inits.into_iter().enumerate() {
+                    let run = |pool: &std::sync::Arc<Pool>, store: Store<'_>| {
+                        let mut out = Activation::from_rows(pool, &start.to_rows(), rows);
+                        let whole = Term { matrix: Matrix::rows(store, width), x: &x };
+                        let update = Term { matrix: Matrix::rows(&b[..], 5), x: &low };
+                        matmul(&mut out, init, &[whole, update][..2 - case % 2]);
+                        out.to_rows()
+                    };
+                    let (got, expected) = (run(pool, Store::Interleaved(&made)), run(pool, store));
+                    assert!(got == expected, "{tokens} tokens, {rows} x {width}, case {case}");
+                    if case % 2 == 1 {
+                        assert!(run(&plain, Store::Interleaved(&made)) == expected, "a pool of float32, case {case}");
+                    }
+                    if tokens == 1 {
+                        let mut out = start.copy();
+                        matvec(&mut out, init, Matrix::rows(Store::Interleaved(&made), width), &x.to_vector());
+                        let whole = [Term { matrix: Matrix::rows(store, width), x: &x }];
+                        let mut expected = start.copy();
+                        matmul(&mut expected, init, &whole);
+                        assert!(out.to_rows() == expected.to_rows(), "a vector, {rows} x {width}, case {case}");
+                    }
+                }
+                let matrix = Matrix::rows(Store::Interleaved(&made), width);
+                if let Some(turned) = matmul_transposed(pool, rows, Term { matrix, x: &x }) {
+                    let mut expected = pool.act(tokens, rows);
+                    matmul(&mut expected, Init::Zero, &[Term { matrix: Matrix::rows(store, width), x: &x }]);
+                    let (got, expected) = (turned.to_rows(), expected.to_rows());
+                    let same = (0..rows * tokens).all(|at| got[at] == expected[at % tokens * rows + at / tokens]);
+                    assert!(same, "transposed, {tokens} tokens, {rows} x {width}");
+                } else {
+                    assert!(tokens > 16, "{tokens} tokens");
+                }
+            }
+            let x = Activation::from_rows(pool, &numbers(1, width), width).to_vector();
+            let matrix = Matrix::rows(Store::Interleaved(&made), width);
+            let both =
+                matvec_grouped(&[(rows, Init::Zero, matrix), (rows, Init::Bias((&bias[..]).into()), matrix)], &x);
+            for (got, init) in both.iter().zip([Init::Zero, Init::Bias((&bias[..]).into())]) {
+                let mut expected = pool.act(1, rows);
+                matvec(&mut expected, init, matrix, &x);
+                assert!(got.to_rows() == expected.to_rows(), "vectors, {rows} x {width}");
+            }
+        }
+    });
+}
+
+#[test]
+fn products_side_by_side_may_lie_in_pairs_or_not() {
+    each_pair_level(|pool| {
+        let (rows, width) = (70, 96);
+        let floats = numbers(2, rows * width);
+        let values: Vec<bf16> = floats.iter().copied().map(bf16::from_f32).collect();
+        let store = Store::Bf16((&values[..]).into());
+        let made = Interleaved::new(store, width, Number::Bf16).expect("numbers of 16 bits are rearranged");
+        let b = numbers(4, rows * 5);
+        for tokens in [1, 6, 40] {
+            let x = Activation::from_rows(pool, &numbers(1, tokens * width), width);
+            let low = Activation::from_rows(pool, &numbers(3, tokens * 5), 5);
+            let whole = [store, Store::Interleaved(&made), Store::from(&floats[..])]
+                .map(|store| Term { matrix: Matrix::rows(store, width), x: &x });
+            let update = Term { matrix: Matrix::rows(&b[..], 5), x: &low };
+            let alone = |terms: &[Term<'_>]| {
+                let mut out = pool.act(tokens, rows);
+                matmul(&mut out, Init::Zero, terms);
+                out.to_rows()
+            };
+            let terms = [&[whole[1], update][..], &[whole[2]], &[whole[1]]];
+            let mut outs = terms.map(|_| pool.act(tokens, rows));
+            let mut products: Vec<_> =
+                outs.iter_mut().zip(terms).map(|(out, terms)| Product { out, init: Init::Zero, terms }).collect();
+            matmul_grouped(&mut products);
+            let expected = [alone(&[whole[0], update]), alone(&[whole[2]]), alone(&[whole[0]])];
+            assert!(outs.iter().map(Activation::to_rows).eq(expected), "{tokens} tokens");
+        }
+    });
+}
+
+#[test]
 fn matmul_in_pairs_equals_the_plain_sum_of_rounded_operands() {
     each_pair_level(|pool| {
         // More than one block of the sum, more than one task of rows and of panels, odd sizes, a rank of 16.

@@ -117,8 +117,8 @@ unsafe fn backward_kernel<S: Simd>(
         }
         let mean_g = S::mul(S::add(sum_g[0], sum_g[1]), share);
         let mean_gy = S::mul(S::add(sum_gy[0], sum_gy[1]), share);
-        for feature in 0..weight.len() {
-            let [g, y] = weighted::<S>(x, [mean, r], weight[feature], dh, feature);
+        for (feature, &weight) in weight.iter().enumerate() {
+            let [g, y] = weighted::<S>(x, [mean, r], weight, dh, feature);
             let inner = S::sub(S::sub(g, mean_g), S::mul(y, mean_gy));
             let (value, to) = (S::mul(inner, r), dx.add(feature * LANES));
             S::store(to, if add { S::add(S::load(to), value) } else { value });

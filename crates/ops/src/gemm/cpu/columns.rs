@@ -15,6 +15,8 @@ const WIDENED: usize = 64;
 pub(super) trait Sink<V: Copy>: Sized {
     /// Whether it sums: columns with scales apart are then summed on their own, by [`Sink::fresh`] and [`Sink::fold`].
     const SUMS: bool;
+    /// Whether it takes columns of interleaved matrices alone: others are not compiled for it.
+    const ONLY_INTERLEAVED: bool = false;
     /// Column `k`.
     ///
     /// # Safety
@@ -42,6 +44,7 @@ pub(super) struct Sums<S: Simd, const TOKENS: usize, const APART: usize> {
 
 impl<S: Simd, const TOKENS: usize, const APART: usize> Sink<S::V> for Sums<S, TOKENS, APART> {
     const SUMS: bool = true;
+    const ONLY_INTERLEAVED: bool = TOKENS > 8;
     #[inline(always)]
     unsafe fn take(&mut self, k: usize, column: S::V) {
         // SAFETY: whoever made this has the features of `S`, and TOKENS numbers of each column that is taken.

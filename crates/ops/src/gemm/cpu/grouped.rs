@@ -2,10 +2,10 @@
 //! sums that it has alone.
 use super::product::{Job as Tiles, Order};
 use super::tokens::Copies;
-use super::{matmul, pairs, skinny};
+use super::{matmul, pairs, skinny, skinny_pairs};
 use crate::activation::Activation;
 use crate::gemm::interleaved::Interleaved;
-use crate::gemm::{Init, Matrix, Product, Store, Term};
+use crate::gemm::{Init, Matrix, Product, Term};
 use crate::par;
 use crate::upcoming::Upcoming;
 use smallvec::SmallVec;
@@ -18,16 +18,31 @@ enum Job<'a> {
 
 /// What the product after this one will probably read, of a model for inference.
 fn upcoming<'a>(matrices: impl Iterator<Item = &'a Matrix<'a>> + Clone) -> Option<Upcoming> {
-    let matrices = matrices.filter_map(|matrix| match matrix.data {
-        Store::Interleaved(matrix) => Some(matrix),
-        _ => None,
-    });
+    let matrices = matrices.filter_map(Matrix::interleaved);
     let first = matrices.clone().next()?;
     Some(first.follower().begin(Upcoming::new(matrices.map(Interleaved::stretch))))
 }
 
 /// Its operands have passed the checks of `gemm::matmul_grouped`.
 pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
+    let mixed =
+        |product: &Product<'_>| product.terms.len() > 1 && product.terms.iter().any(|term| term.matrix.lies_in_pairs());
+    if !products.iter().any(mixed) {
+        return matmul_at_once(products);
+    }
+    // A matrix that lies in pairs is multiplied as such, and others as the pool says: one term after the other.
+    let most = products.iter().map(|product| product.terms.len()).max().unwrap_or(0);
+    for index in 0..most {
+        let of_term = products.iter_mut().filter_map(|Product { out, init, terms }| {
+            let init = if index == 0 { *init } else { Init::Out };
+            Some(Product { out, init, terms: std::slice::from_ref(terms.get(index)?) })
+        });
+        matmul_at_once(&mut of_term.collect::<SmallVec<[_; 4]>>());
+    }
+}
+
+/// As [`matmul_grouped`], in one parallel job.
+fn matmul_at_once(products: &mut [Product<'_>]) {
     let upcoming = upcoming(products.iter().flat_map(|product| product.terms).map(|term| &term.matrix));
     let (mut tasks, mut copies) = (0, Copies::default());
     // Each with the number of tasks up to its end.
@@ -61,7 +76,10 @@ fn run(jobs: &[(Job<'_>, usize)], upcoming: Option<Upcoming>) {
         // each result for writing and none twice.
         unsafe {
             match &jobs[at].0 {
-                Job::Skinny(job) => job.run(task - begin),
+                Job::Skinny(job) => match job.words() {
+                    Some(words) => skinny_pairs::task_at(job, words, job.rows(task - begin)),
+                    None => skinny::task_at(job, job.rows(task - begin)),
+                },
                 Job::Tiles(job) => {
                     let [rows, panels] = job.part(task - begin);
                     match job.order {
@@ -92,9 +110,9 @@ pub(in crate::gemm) fn matvec_grouped(
     x: &Activation,
 ) {
     let upcoming = upcoming(products.iter().map(|(.., matrix)| matrix));
-    let mut tasks = 0;
+    let (mut tasks, mut copies) = (0, Copies::default());
     let jobs = outs.iter_mut().zip(products).map(|(out, &(_, init, matrix))| {
-        let job = skinny::Job::vector(out, init, matrix, x);
+        let job = skinny::Job::vector(out, init, matrix, x, &mut copies);
         tasks += job.tasks();
         (Job::Skinny(job), tasks)
     });

@@ -8,6 +8,8 @@ use crate::simd::{Number, Simd, prefetch_far};
 /// Bytes of a block of sixteen rows from what is multiplied to what is fetched meanwhile: less, and memory is waited for; more, and the
 /// last blocks fetch more that nobody reads.
 const AHEAD: usize = 2048;
+/// Columns of a block alone from what is multiplied to what is fetched meanwhile.
+const ALONE: usize = 128;
 /// Blocks of a row from the scales that are multiplied to those that are fetched meanwhile.
 const SCALES_AHEAD: usize = 8;
 /// Columns between two looks at what to fetch.
@@ -28,10 +30,11 @@ pub(super) trait Columns<S: Simd>: Source<S> {
     /// Bytes of a column.
     const BYTES: usize;
     /// Bytes from column `k` to what is fetched while it is multiplied. Beyond the row, which has `width` columns, that belongs to the
-    /// row `groups` blocks later: those between are multiplied side by side.
+    /// row `groups` blocks later: those between are multiplied side by side. A block alone, with many tokens, fetches further ahead.
     #[inline(always)]
     fn distance(k: usize, width: usize, groups: usize) -> usize {
-        if k + AHEAD / Self::BYTES < width { AHEAD } else { AHEAD + (groups - 1) * width * Self::BYTES }
+        let ahead = if groups == 1 { AHEAD.max(ALONE * Self::BYTES) } else { AHEAD };
+        if k + ahead / Self::BYTES < width { ahead } else { ahead + (groups - 1) * width * Self::BYTES }
     }
     /// The scales at column `k`.
     ///
@@ -212,6 +215,7 @@ pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
             Numbers::Bf16(values) => {
                 reader.read(std::array::from_fn(|group| Plain(values.as_ptr().cast::<u16>().add(first(group)))));
             }
+            Numbers::Pairs(_) => unreachable!("multiplied in pairs"),
             Numbers::Eight { format, codes, scales } => {
                 let (codes, scales) = (codes.as_ptr().add(first(0)), scales.as_ptr().add(block * LANES));
                 if *format == Format::Fp8 {

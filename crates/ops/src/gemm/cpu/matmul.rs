@@ -63,15 +63,16 @@ impl Block<'_, '_> {
         }
         if let Some(matrix) = term.interleaved {
             let lane = m % LANES;
-            let block = matrix.floats(m / LANES, columns[0]).unwrap_or_else(|| {
-                // Tiles rise: the one at the block's beginning has widened it for all of them.
-                if lane == 0 {
-                    // SAFETY: the matrix has the block, and the stage's columns are at most WIDE: `buffer` has room for 16 numbers of each.
-                    unsafe { widen::<S>(matrix, m / LANES, columns, buffer) };
-                }
-                buffer.cast_const()
-            });
-            return Operands { matrix: block.wrapping_add(lane), row: 1, col: LANES, ..own };
+            if let Some(block) = matrix.floats(m / LANES, columns[0]) {
+                let tile = Operands::of_block(block, whole.depth * LANES, [lane, rows], depth);
+                return Operands { x: own.x, stride: own.stride, ..tile };
+            }
+            // Tiles rise: the one at the block's beginning has widened it for all of them.
+            if lane == 0 {
+                // SAFETY: the matrix has the block, and the stage's columns are at most WIDE: `buffer` has room for 16 numbers of each.
+                unsafe { widen::<S>(matrix, m / LANES, columns, buffer) };
+            }
+            return Operands { matrix: buffer.wrapping_add(lane), row: 1, col: LANES, ..own };
         }
         let float = !whole.matrix.is_null();
         let pays = rows == S::TILE_ROWS && panels >= PACK_PANELS && (rows < 12 || whole.depth >= PACK_DEPTH);
@@ -131,11 +132,13 @@ unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [
     let by_panel = job.order == Order::ByPanel;
     // Tiles of an interleaved matrix that is not packed lie within its blocks of sixteen rows.
     let within = term.interleaved.is_some() && !by_panel;
-    let (most_depth, most_rows) = match S::TILE_ROWS {
-        _ if !within => (DEPTH, S::TILE_ROWS),
-        8.. => (WIDE, 8),
-        _ => (WIDE, 4),
+    let most_rows = match S::TILE_ROWS {
+        _ if !within => S::TILE_ROWS,
+        8.. => 8,
+        _ => 4,
     };
+    let widens = within && term.interleaved.is_some_and(|matrix| matrix.floats(0, 0).is_none());
+    let most_depth = if widens { WIDE } else { DEPTH };
     // Columns with scales apart are summed on their own.
     let depth = term.interleaved.and_then(Interleaved::fold).unwrap_or_else(|| {
         let blocks = first.depth.div_ceil(most_depth).max(1);
@@ -182,8 +185,9 @@ unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [
                 if by_panel || step == 0 {
                     tile = Some(block.tile::<S>(rows[at], buffer));
                 }
-                if let Some(tile) = tile {
-                    block.multiply::<S>(tile, rows[at], [p, S::TILE_PANELS.min(p1 - p)]);
+                if let Some(tile) = &mut tile {
+                    block.multiply::<S>(*tile, rows[at], [p, S::TILE_PANELS.min(p1 - p)]);
+                    tile.next = tile.next.map(|(next, _)| (next, 0));
                 }
             }
         }

@@ -11,6 +11,7 @@ mod outer;
 pub(crate) mod pairs;
 mod product;
 mod skinny;
+mod skinny_pairs;
 mod strip;
 mod tiles;
 mod tokens;
@@ -60,12 +61,30 @@ unsafe fn column<S: TileLanes, const ROWS: usize, const PANELS: usize>(
 #[inline(always)]
 pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     depth: usize,
-    mut matrix: *const f32,
+    matrix: *const f32,
     row: usize,
     col: usize,
-    mut x: *const f32,
+    x: *const f32,
     stride: usize,
     acc: &mut [[S::Sum; PANELS]; ROWS],
+) {
+    // SAFETY: as the caller says.
+    unsafe { tile_and::<S, ROWS, PANELS>(depth, [matrix, x], [row, col], stride, acc, |_| {}) }
+}
+
+/// As [`tile`], of the matrix and `x`, and the matrix's strides; calls `meanwhile` with the number of each column, or of each fourth in a
+/// small tile.
+///
+/// # Safety
+/// As of [`tile`].
+#[inline(always)]
+unsafe fn tile_and<S: TileLanes, const ROWS: usize, const PANELS: usize>(
+    depth: usize,
+    [mut matrix, mut x]: [*const f32; 2],
+    [row, col]: [usize; 2],
+    stride: usize,
+    acc: &mut [[S::Sum; PANELS]; ROWS],
+    meanwhile: impl Fn(usize),
 ) {
     // Of a small tile four columns at a time: counting them takes time beside so few products.
     let turns = if ROWS * PANELS <= 6 { 4 } else { 1 };
@@ -78,6 +97,7 @@ pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
             // SAFETY: fewer than `depth` columns were before this one: it is there, as the caller says.
             unsafe { column::<S, ROWS, PANELS>(matrix, row, x, stride, &mut sums) };
         }
+        meanwhile(depth - left);
         // After the last column these may point past the end; they are not read then.
         matrix = matrix.wrapping_add(turns * col);
         x = x.wrapping_add(turns * LANES);

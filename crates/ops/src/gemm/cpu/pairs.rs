@@ -74,7 +74,7 @@ pub(crate) unsafe fn round_row<P: PairLanes>(from: *const f32, depth: usize, to:
 }
 
 dispatch_pairs! { pub(super) fn round_row_at = round_row(from: *const f32, depth: usize, to: *mut f32); }
-dispatch_pairs! { fn round_panel_at = round_panel(x: *const f32, depth: usize, to: *mut f32); }
+dispatch_pairs! { pub(super) fn round_panel_at = round_panel(x: *const f32, depth: usize, to: *mut f32); }
 
 /// Rounds a block of 16 rows of 16 floats in pairs of rows: `[8][16]`.
 ///
@@ -287,7 +287,7 @@ unsafe fn pack_tile<P: PairLanes>(
             }
         }
     };
-    Operands { matrix: to, row, col, x: std::ptr::null(), stride: 0, depth: pairs }
+    Operands { matrix: to, row, col, x: std::ptr::null(), stride: 0, depth: pairs, next: None }
 }
 
 /// The panels `p0..p1` of a term's activation from feature `k0` on, rounded to `to`: `[panel][pair][16]`.
@@ -342,6 +342,7 @@ unsafe fn stage_block<P: PairLanes>(
     let most = if strips { DEPTH } else { 2 * PAIRS };
     let blocks = first.whole.depth.div_ceil(most).max(1);
     let depth = first.whole.depth.div_ceil(blocks).next_multiple_of(2);
+    let most_rows = if first.interleaved.is_some() { P::TILE_ROWS.min(LANES / 2) } else { P::TILE_ROWS };
     #[allow(clippy::large_stack_arrays, reason = "15 KiB, so that the tile stays in L1")]
     let mut packed: Packed<{ PAIRS * 12 + LANES }> = [MaybeUninit::uninit(); PAIRS * 12 + LANES];
     let mut packed_second: Packed<{ DEPTH / 2 * 12 + LANES }> = [MaybeUninit::uninit(); DEPTH / 2 * 12 + LANES];
@@ -366,12 +367,19 @@ unsafe fn stage_block<P: PairLanes>(
             }
             let mut m = s0;
             while m < s1 {
-                let rows = tile_rows(s1 - m, P::TILE_ROWS);
+                let rows = tile_rows(s1 - m, most_rows);
                 // SAFETY: rows `m..m + rows` are some of `out`, and the matrices reach them and all columns; `rows` is at
                 // most 12, `part` at most `2 * PAIRS`, and a second term is no deeper than DEPTH.
                 let (mut first, mut second) = unsafe {
                     let to = packed.as_mut_ptr().cast();
-                    let tile = pack_tile::<P>(first, [m, rows], [k0, part], (&strip, m - s0), to);
+                    let tile = match first.interleaved.and_then(|matrix| matrix.pairs(m / LANES)) {
+                        // As it lies: a tile is within a block of sixteen rows.
+                        Some(words) => {
+                            let apart = first.whole.depth.div_ceil(2) * LANES;
+                            Operands::of_block(words.add(k0 / 2 * LANES), apart, [m % LANES, rows], pairs)
+                        }
+                        None => pack_tile::<P>(first, [m, rows], [k0, part], (&strip, m - s0), to),
+                    };
                     let mut second_tile = None;
                     if let Some(second) = second {
                         let (columns, to) = ([0, second.whole.depth], packed_second.as_mut_ptr().cast());
@@ -395,6 +403,7 @@ unsafe fn stage_block<P: PairLanes>(
                     unsafe {
                         with_tile!(rows, panels, matmul_tile::<P>(job, begins, &first, None, second.as_ref(), m, p));
                     };
+                    first.next = first.next.map(|(next, _)| (next, 0));
                     p += panels;
                 }
                 m += rows;

@@ -1,9 +1,9 @@
 //! A product, how it is cut into tasks, and the tile that all kernels have.
-use super::{DEPTH, TASK_ROWS, tile};
+use super::{DEPTH, TASK_ROWS, tile, tile_and};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Interleaved, Matrix, Store, Term};
 use crate::quant::Quantized;
-use crate::simd::{self, Level, TileLanes};
+use crate::simd::{self, Level, TileLanes, prefetch_far};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
 
@@ -37,6 +37,17 @@ pub(super) struct Operands {
     /// From one panel to the next.
     pub(super) stride: usize,
     pub(super) depth: usize,
+    /// What to fetch while columns of a block of sixteen rows are multiplied, and floats of it for each.
+    pub(super) next: Option<(*const f32, usize)>,
+}
+
+impl Operands {
+    /// `rows` rows from `lane` on of a block that holds sixteen rows of each column, without an `x`. They fetch their share of the block
+    /// `apart` floats later.
+    pub(super) const fn of_block(block: *const f32, apart: usize, [lane, rows]: [usize; 2], depth: usize) -> Self {
+        let next = Some((block.wrapping_add(apart + lane * depth), rows));
+        Self { matrix: block.wrapping_add(lane), row: 1, col: LANES, x: std::ptr::null(), stride: 0, depth, next }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -152,10 +163,13 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
             Some(_) => [[S::broadcast(0.0); PANELS]; ROWS],
             None => starts::<S, ROWS, PANELS>(job, begins, m, p),
         };
-        let Operands { matrix, row, col, x, stride, depth } = *first;
+        let Operands { matrix, row, col, x, stride, depth, next } = *first;
         if row == 1 && col == ROWS {
             // Packed: the compiler knows the strides.
             tile::<S, ROWS, PANELS>(depth, matrix, 1, ROWS, x, stride, &mut acc);
+        } else if let Some((next, step)) = next.filter(|_| const { ROWS <= LANES / 2 }) {
+            let fetch = |k: usize| prefetch_far(next.wrapping_add(k * step));
+            tile_and::<S, ROWS, PANELS>(depth, [matrix, x], [1, LANES], stride, &mut acc, fetch);
         } else {
             tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
         }
@@ -168,7 +182,7 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
                 }
             }
         }
-        if let Some(&Operands { matrix, row, col, x, stride, depth }) = second {
+        if let Some(&Operands { matrix, row, col, x, stride, depth, .. }) = second {
             tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
         }
         let out = job.out.add(p * job.stride + m * LANES);
@@ -184,9 +198,11 @@ impl<'a> Job<'a> {
     /// The product of one entry of `gemm::matmul_grouped`.
     pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
         let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
-        // An interleaved matrix is multiplied in float32.
-        let interleaved = terms.iter().any(|term| matches!(term.matrix.data, Store::Interleaved(_)));
-        let pairs = out.pool().in_pairs() && !interleaved;
+        // An interleaved matrix is multiplied as it lies, in pairs or in float32.
+        let interleaved = terms.iter().any(|term| term.matrix.interleaved().is_some());
+        let lies_in_pairs = terms.iter().any(|term| term.matrix.lies_in_pairs());
+        debug_assert!(!lies_in_pairs || terms.len() == 1, "such a term comes alone");
+        let pairs = if interleaved { lies_in_pairs } else { out.pool().in_pairs() };
         // Enough tasks for every thread, each of many rows: a task reads its panels, and rounds them, once for all of them.
         let threads = crate::par::threads();
         let (most_panels, wanted) = if pairs { (PAIR_PANELS, 2 * threads) } else { (TASK_PANELS, 4 * threads) };
@@ -274,7 +290,7 @@ impl<'a> RawTerm<'a> {
     fn new(term: &Term<'a>) -> Self {
         let Matrix { data, row, col } = term.matrix;
         let (x, stride, depth) = (term.x.ptr(), term.x.stride(), term.x.features());
-        let whole = Operands { matrix: std::ptr::null(), row, col, x, stride, depth };
+        let whole = Operands { matrix: std::ptr::null(), row, col, x, stride, depth, next: None };
         let own = Self { whole, narrow: std::ptr::null(), quantized: None, interleaved: None, len: data.len() };
         match data {
             Store::F32(values) => Self { whole: Operands { matrix: values.cpu_slice().as_ptr(), ..whole }, ..own },

@@ -6,7 +6,7 @@
 //! apart, both sum a few columns before they multiply by one ([`Interleaved`](crate::gemm::Interleaved)).
 use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
 use super::interleaved::{self, Columns, Reader};
-use super::tokens::{COMPACT, Copies, Tokens};
+use super::tokens::{COMPACT, Copies, Part, groups_in_pairs};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::{Eight, Format, Quantized};
@@ -29,24 +29,21 @@ const WHOLE: usize = 256 << 10;
 /// Columns of sixteen longer rows that are fetched while as many before them are multiplied.
 const STRETCH: usize = LANES * 8;
 
-struct Part<'a> {
-    matrix: Matrix<'a>,
-    depth: usize,
-    x: Tokens,
-}
-
 /// A product, and how it is cut into tasks.
 pub(super) struct Job<'a> {
     /// The first lane of the result's first feature.
     out: *mut f32,
     /// Whether the result is `[rows, tokens]`, with rows in the lanes.
     transposed: bool,
-    tokens: usize,
+    pub(super) tokens: usize,
     init: Init<'a>,
-    parts: SmallVec<[Part<'a>; 2]>,
+    /// One alone where its matrix lies in pairs.
+    pub(super) parts: SmallVec<[Part<'a>; 2]>,
     rows: usize,
+    /// Whether all matrices are interleaved.
+    interleaved: bool,
     /// Vectors of rows side by side, at most, where the tokens are few.
-    groups: usize,
+    pub(super) groups: usize,
     /// Rows of a task.
     step: usize,
 }
@@ -165,7 +162,7 @@ impl Block<'_> {
     #[inline(always)]
     unsafe fn feed<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize>(&self, sinks: &mut [K; GROUPS]) {
         let (Self { matrix, rows: [first, count], columns, .. }, row) = (*self, self.matrix.row);
-        if const { GROUPS > FEW } {
+        if const { GROUPS > FEW || K::ONLY_INTERLEAVED } {
             // Without code for the matrices of which no product has so many.
             let Store::Interleaved(matrix) = matrix.data else { unreachable!("not an interleaved matrix") };
             let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), width: matrix.width(), sinks };
@@ -293,7 +290,7 @@ impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for F
 /// # Safety
 /// The rows, at most 16, are some of the result, and `token` is below 16.
 #[inline(always)]
-unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: usize) -> [f32; LANES] {
+pub(super) unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: usize) -> [f32; LANES] {
     let mut sums = [0.0f32; LANES];
     // SAFETY: an addend has the result's shape, and a bias its rows: `gemm::matmul_grouped` has asserted it.
     unsafe {
@@ -314,7 +311,7 @@ unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: usize) -> [f3
 /// # Safety
 /// The features of `S`; the rows, at most 16 from a multiple of 16 on, are some of the result, and no other task has them.
 #[inline(always)]
-unsafe fn write<S: Simd>(job: &Job<'_>, [m, count]: [usize; 2], sums: &[[f32; LANES]]) {
+pub(super) unsafe fn write<S: Simd>(job: &Job<'_>, [m, count]: [usize; 2], sums: &[[f32; LANES]]) {
     if job.transposed {
         for (token, sums) in sums[..job.tokens].iter().enumerate() {
             // SAFETY: a panel of the result has the sums of sixteen rows for each token.
@@ -483,14 +480,23 @@ unsafe fn eight_kernel<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
     }
 }
 
+/// # Safety
+/// As of [`in_turn`]; all matrices are interleaved.
+#[inline(always)]
+unsafe fn sixteen_kernel<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
+    // SAFETY: as the caller says.
+    unsafe { if S::ROWS >= 12 { at_once::<S, MOST, LANES, 1>(job, m, count) } else { in_turn::<S>(job, m, count) } }
+}
+
 dispatch! { fn eight_by_one = eight_kernel(job: &Job<'_>, m: usize, count: usize); }
+dispatch! { fn sixteen_by_one = sixteen_kernel(job: &Job<'_>, m: usize, count: usize); }
 dispatch! { fn many_by_one = in_turn(job: &Job<'_>, m: usize, count: usize); }
 
 /// The rows `m0..m1` of the result.
 ///
 /// # Safety
-/// They are some of the result, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`.
-unsafe fn task_at(job: &Job<'_>, m0: usize, m1: usize) {
+/// They are some of the result, and no other task has them. `job`, without [`Job::words`], has passed the checks of `gemm::matmul_grouped`.
+pub(super) unsafe fn task_at(job: &Job<'_>, [m0, m1]: [usize; 2]) {
     let mut m = m0;
     while m < m1 {
         let groups = match (m1 - m) / LANES {
@@ -509,6 +515,7 @@ unsafe fn task_at(job: &Job<'_>, m0: usize, m1: usize) {
                 (..=4, FEW) => four_by_few(job, m, count),
                 (..=4, _) => four_by_one(job, m, count),
                 (..=8, _) => eight_by_one(job, m, count),
+                _ if job.interleaved => sixteen_by_one(job, m, count),
                 _ => many_by_one(job, m, count),
             }
         }
@@ -516,50 +523,55 @@ unsafe fn task_at(job: &Job<'_>, m0: usize, m1: usize) {
     }
 }
 
-/// Whether these products' sum, from a pool that says whether it multiplies in pairs, has few tokens and is in float32, and the matrices
-/// lie in rows.
+/// Whether these products' sum, from a pool that says whether it multiplies in pairs, has few tokens, and the matrices lie in rows, and
+/// interleaved if it does.
 pub(super) fn fits(in_pairs: bool, terms: &[Term<'_>]) -> bool {
-    let wide = !in_pairs || terms.iter().any(|term| matches!(term.matrix.data, Store::Interleaved(_)));
+    let wide = !in_pairs || terms.iter().any(|term| term.matrix.interleaved().is_some());
     wide && terms.iter().all(|term| term.matrix.col == 1 && term.x.tokens() <= MOST)
 }
 
 impl<'a> Job<'a> {
     /// The product of one entry of `gemm::matmul_grouped` that [`fits`].
     pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>], copies: &mut Copies) -> Self {
-        let part =
-            |term: &Term<'a>| Part { matrix: term.matrix, depth: term.x.features(), x: Tokens::new(term.x, copies) };
-        Self::of(out.shared().get(), [out.features(), out.tokens()], init, terms.iter().map(part).collect())
+        let parts = terms.iter().map(|&term| Part::new(term, copies)).collect();
+        Self::of(out.shared().get(), [out.features(), out.tokens()], init, parts)
     }
 
     /// That of `gemm::matmul_transposed`, with at most [`MOST`] tokens.
     pub(super) fn transposed(out: &mut Activation, term: Term<'a>) -> Self {
-        let x = Tokens::new(term.x, &mut Copies::default());
-        let part = Part { matrix: term.matrix, depth: term.x.features(), x };
+        let parts = SmallVec::from_iter([Part::new(term, &mut Copies::default())]);
         let size = [out.tokens(), out.features()];
-        Self { transposed: true, ..Self::of(out.shared().get(), size, Init::Zero, SmallVec::from_iter([part])) }
+        Self { transposed: true, ..Self::of(out.shared().get(), size, Init::Zero, parts) }
     }
 
     /// One of `gemm::matvec_grouped`.
-    pub(super) fn vector(out: &mut Activation, init: Init<'a>, matrix: Matrix<'a>, x: &'a Activation) -> Self {
-        let size = [out.tokens(), 1];
-        Self { transposed: true, ..Self::of(out.shared().get(), size, init, Self::vector_part(matrix, x)) }
+    pub(super) fn vector(
+        out: &mut Activation,
+        init: Init<'a>,
+        matrix: Matrix<'a>,
+        x: &'a Activation,
+        copies: &mut Copies,
+    ) -> Self {
+        let parts = SmallVec::from_iter([Part::of_vector(matrix, x, copies)]);
+        Self { transposed: true, ..Self::of(out.shared().get(), [out.tokens(), 1], init, parts) }
     }
 
     /// That of `gemm::matvec`.
     pub(super) fn of_vector(out: &mut Activation, init: Init<'a>, matrix: Matrix<'a>, x: &'a Activation) -> Self {
-        Self::of(out.shared().get(), [out.features(), 1], init, Self::vector_part(matrix, x))
-    }
-
-    fn vector_part(matrix: Matrix<'a>, x: &'a Activation) -> SmallVec<[Part<'a>; 2]> {
-        SmallVec::from_iter([Part { matrix, depth: x.tokens(), x: Tokens::of_vector(x) }])
+        let parts = SmallVec::from_iter([Part::of_vector(matrix, x, &mut Copies::default())]);
+        Self::of(out.shared().get(), [out.features(), 1], init, parts)
     }
 
     fn of(out: *mut f32, [rows, tokens]: [usize; 2], init: Init<'a>, parts: SmallVec<[Part<'a>; 2]>) -> Self {
-        let interleaved = parts.iter().all(|part| matches!(part.matrix.data, Store::Interleaved(_)));
-        let groups = if tokens == 1 && interleaved { MANY } else { FEW };
+        let interleaved = parts.iter().all(|part| part.matrix.interleaved().is_some());
+        let groups = match tokens {
+            _ if parts.iter().any(|part| part.matrix.lies_in_pairs()) => groups_in_pairs(tokens),
+            1 if interleaved => MANY,
+            _ => FEW,
+        };
         let share = rows.div_ceil(LANES * groups).div_ceil(16 * crate::par::threads());
         let step = (share * groups).min(LARGEST) * LANES;
-        Self { out, transposed: false, tokens, init, parts, rows, groups, step }
+        Self { out, transposed: false, tokens, init, parts, rows, interleaved, groups, step }
     }
 
     /// The number of tasks.
@@ -567,14 +579,13 @@ impl<'a> Job<'a> {
         self.rows.div_ceil(self.step)
     }
 
-    /// Computes one part of the result.
-    ///
-    /// # Safety
-    /// `task` is below [`Job::tasks`], and no other thread has it. The operands have passed the checks of
-    /// `gemm::matmul_grouped` and stay borrowed, the result for writing.
-    pub(super) unsafe fn run(&self, task: usize) {
-        let (m0, m1) = (task * self.step, self.rows.min((task + 1) * self.step));
-        // SAFETY: the rows are some of the result, and tasks have different ones; the rest is as the caller says.
-        unsafe { task_at(self, m0, m1) };
+    /// The rows of a task: tasks have different ones.
+    pub(super) fn rows(&self, task: usize) -> [usize; 2] {
+        [task * self.step, self.rows.min((task + 1) * self.step)]
+    }
+
+    /// The words of the matrix's first block, where it lies in pairs: then it is the only one.
+    pub(super) fn words(&self) -> Option<*const f32> {
+        self.parts.first()?.matrix.interleaved()?.pairs(0)
     }
 }

@@ -1,10 +1,21 @@
 //! The tokens of a product with few of them, whose numbers are broadcast.
+use super::pairs::{round_panel_at, round_row_at};
 use crate::activation::{Activation, LANES};
+use crate::gemm::{Matrix, Term};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Up to this many tokens, their features are first put side by side.
 pub(super) const COMPACT: usize = 4;
+
+/// Blocks of sixteen rows that are multiplied side by side, at most, of a matrix that lies in pairs.
+pub(super) const fn groups_in_pairs(tokens: usize) -> usize {
+    match tokens {
+        0..=4 => 4,
+        5..=8 => 2,
+        _ => 1,
+    }
+}
 
 /// The operand whose numbers are broadcast.
 pub(super) struct Tokens {
@@ -16,31 +27,47 @@ pub(super) struct Tokens {
     pub(super) apart: usize,
 }
 
-/// Where an operand is, its tokens and features, and these side by side.
-type Copied = (*const f32, [usize; 2], Arc<[f32]>);
+/// Where an operand is, its tokens and features, whether these are rounded, and the copy.
+type Copied = (*const f32, [usize; 2], bool, Arc<[f32]>);
 
-/// The features of few tokens, put side by side once for all products of a group.
+/// The features of few tokens, put side by side or rounded to pairs once for all products of a group.
 #[derive(Default)]
 pub(super) struct Copies(SmallVec<[Copied; 2]>);
 
 impl Copies {
-    fn of(&mut self, x: &Activation) -> Arc<[f32]> {
+    fn of(&mut self, x: &Activation, rounded: bool, make: impl FnOnce() -> Arc<[f32]>) -> Arc<[f32]> {
         let (from, size) = (x.ptr(), [x.tokens(), x.features()]);
-        if let Some((.., copy)) = self.0.iter().find(|it| (it.0, it.1) == (from, size)) {
+        if let Some((.., copy)) = self.0.iter().find(|it| (it.0, it.1, it.2) == (from, size, rounded)) {
             return Arc::clone(copy);
         }
         // This is what other threads wait for.
-        let features = x.panel(0).as_chunks::<LANES>().0;
-        let copy: Arc<[f32]> = if x.tokens() == 1 {
-            features.iter().map(|feature| feature[0]).collect()
-        } else {
+        let copy = make();
+        self.0.push((from, size, rounded, Arc::clone(&copy)));
+        copy
+    }
+
+    /// The features of up to [`COMPACT`] tokens, side by side.
+    fn compact(&mut self, x: &Activation) -> Arc<[f32]> {
+        self.of(x, false, || {
+            let features = x.panel(0).as_chunks::<LANES>().0;
+            if x.tokens() == 1 {
+                return features.iter().map(|feature| feature[0]).collect();
+            }
             let mut fours = vec![0.0; features.len() * COMPACT];
             let chunks = fours.as_chunks_mut::<COMPACT>().0.iter_mut();
             chunks.zip(features).for_each(|(to, from)| to.copy_from_slice(&from[..COMPACT]));
             fours.into()
-        };
-        self.0.push((from, size, Arc::clone(&copy)));
-        copy
+        })
+    }
+
+    /// Pairs of one token's features, end to end.
+    fn pairs_of_one(&mut self, x: &Activation, features: &[f32]) -> Arc<[f32]> {
+        self.of(x, true, || {
+            let mut pairs = vec![0.0; features.len().div_ceil(2)];
+            // SAFETY: the numbers are there, and so is room for their pairs.
+            unsafe { round_row_at(features.as_ptr(), features.len(), pairs.as_mut_ptr()) };
+            pairs.into()
+        })
     }
 }
 
@@ -50,7 +77,7 @@ impl Tokens {
         if tokens > COMPACT {
             return Self { panel, compact: None, apart: LANES };
         }
-        Self { panel, compact: Some(copies.of(x)), apart: if tokens == 1 { 1 } else { COMPACT } }
+        Self { panel, compact: Some(copies.compact(x)), apart: if tokens == 1 { 1 } else { COMPACT } }
     }
 
     /// Of a vector `[features, 1]`.
@@ -58,8 +85,58 @@ impl Tokens {
         Self { panel: x.ptr(), compact: None, apart: 1 }
     }
 
+    /// Rounded, in pairs of features.
+    pub(super) fn in_pairs(x: &Activation, copies: &mut Copies) -> Self {
+        let panel = x.ptr();
+        if x.tokens() == 1 {
+            let features: Vec<f32> = x.panel(0).as_chunks::<LANES>().0.iter().map(|feature| feature[0]).collect();
+            return Self { panel, compact: Some(copies.pairs_of_one(x, &features)), apart: 1 };
+        }
+        let compact = copies.of(x, true, || {
+            let features = x.features();
+            let mut pairs = vec![0.0; features.div_ceil(2) * LANES];
+            // SAFETY: the panel has sixteen numbers of each feature, and there is room for their pairs.
+            unsafe { round_panel_at(panel, features, pairs.as_mut_ptr()) };
+            pairs.into()
+        });
+        Self { panel, compact: Some(compact), apart: LANES }
+    }
+
+    /// As [`Tokens::in_pairs`], of a vector `[features, 1]`.
+    pub(super) fn vector_in_pairs(x: &Activation, copies: &mut Copies) -> Self {
+        // SAFETY: a vector's numbers lie end to end.
+        let features = unsafe { std::slice::from_raw_parts(x.ptr(), x.tokens()) };
+        Self { panel: x.ptr(), compact: Some(copies.pairs_of_one(x, features)), apart: 1 }
+    }
+
     /// The first number of the first token.
     pub(super) fn first(&self) -> *const f32 {
         self.compact.as_ref().map_or(self.panel, |compact| compact.as_ptr())
+    }
+}
+
+/// One term, and its operand as it is broadcast.
+pub(super) struct Part<'a> {
+    pub(super) matrix: Matrix<'a>,
+    pub(super) depth: usize,
+    pub(super) x: Tokens,
+}
+
+impl<'a> Part<'a> {
+    pub(super) fn new(Term { matrix, x }: Term<'a>, copies: &mut Copies) -> Self {
+        let tokens = if matrix.lies_in_pairs() { Tokens::in_pairs(x, copies) } else { Tokens::new(x, copies) };
+        Self { matrix, depth: x.features(), x: tokens }
+    }
+
+    /// Pairs of features.
+    pub(super) const fn pairs(&self) -> usize {
+        self.depth.div_ceil(2)
+    }
+
+    /// Of a vector `x [depth, 1]`.
+    pub(super) fn of_vector(matrix: Matrix<'a>, x: &'a Activation, copies: &mut Copies) -> Self {
+        let lies_in_pairs = matrix.lies_in_pairs();
+        let tokens = if lies_in_pairs { Tokens::vector_in_pairs(x, copies) } else { Tokens::of_vector(x) };
+        Self { matrix, depth: x.tokens(), x: tokens }
     }
 }
