@@ -158,7 +158,7 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
     // SAFETY: the rows and panels lie within `out`, and so within an addend, which has its shape, and below the bias's
     // length. The operands are there, as the caller says.
     unsafe {
-        // No loop over the sums holds a branch: the compiler would not unroll it, and then keeps all sums in memory.
+        // Loops over the sums hold no branches, so that the compiler unrolls them.
         let mut acc = match factors {
             Some(_) => [[S::broadcast(0.0); PANELS]; ROWS],
             None => starts::<S, ROWS, PANELS>(job, begins, m, p),
