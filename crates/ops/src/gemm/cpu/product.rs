@@ -3,7 +3,7 @@ use super::{DEPTH, TASK_ROWS, tile, tile_and};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Interleaved, Matrix, Store, Term};
 use crate::quant::Quantized;
-use crate::simd::{self, Level, TileLanes, prefetch_far};
+use crate::simd::{TileLanes, prefetch_far};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
 
@@ -212,8 +212,7 @@ impl<'a> Job<'a> {
         if rows > row_step {
             panel_step = most_panels;
         }
-        // With tiles of twelve rows and two panels, a block of the panels would not fit into L1.
-        let by_panel = rows >= STRIP_ROWS && panels >= STRIP_PANELS && simd::level() != Level::Avx512;
+        let by_panel = rows >= STRIP_ROWS && panels >= STRIP_PANELS;
         let order = match by_panel {
             _ if pairs => Order::InPairs,
             true => Order::ByPanel,

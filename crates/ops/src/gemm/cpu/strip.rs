@@ -4,7 +4,7 @@ use super::product::{RawTerm, TILE_ROWS};
 use super::{DEPTH, TASK_ROWS, tile_rows};
 use crate::activation::LANES;
 use crate::gemm::Interleaved;
-use crate::simd::{Simd, TileLanes};
+use crate::simd::{Simd, TileLanes, prefetch};
 use std::mem::MaybeUninit;
 
 /// Copies `ROWS` floats.
@@ -13,8 +13,17 @@ use std::mem::MaybeUninit;
 /// Both places hold that many, at any alignment.
 #[inline(always)]
 unsafe fn copy<const ROWS: usize>(from: *const f32, to: *mut f32) {
-    // SAFETY: both places hold `ROWS` floats; neither move needs an alignment, and all is read before it is written.
-    unsafe { to.cast::<[f32; ROWS]>().write_unaligned(from.cast::<[f32; ROWS]>().read_unaligned()) }
+    // SAFETY: both places hold `ROWS` floats, and eight of them if there are so many; moves need no alignment.
+    unsafe {
+        if const { ROWS > 8 } {
+            to.cast::<[f32; 8]>().write_unaligned(from.cast::<[f32; 8]>().read_unaligned());
+            for at in (8..ROWS).step_by(4) {
+                to.add(at).cast::<[f32; 4]>().write_unaligned(from.add(at).cast::<[f32; 4]>().read_unaligned());
+            }
+        } else {
+            to.cast::<[f32; ROWS]>().write_unaligned(from.cast::<[f32; ROWS]>().read_unaligned());
+        }
+    }
 }
 
 /// Copies one number of each of `ROWS` rows, which lie `row` floats apart, end to end.
@@ -26,6 +35,24 @@ unsafe fn gather<const ROWS: usize>(from: *const f32, row: usize, to: *mut f32) 
     for index in 0..ROWS {
         // SAFETY: row `index` is one of `ROWS`.
         unsafe { *to.add(index) = *from.add(index * row) };
+    }
+}
+
+/// Copies sixteen numbers of each of `ROWS` rows, which lie `row` floats apart: first one of each row, then the next of each.
+///
+/// # Safety
+/// `from` reaches `ROWS` rows of sixteen floats, `to` has room for as many and 15 more, which are overwritten.
+#[inline(always)]
+unsafe fn gather_block<S: Simd, const ROWS: usize>(from: *const f32, row: usize, to: *mut f32) {
+    // SAFETY: row `index` is one of `ROWS`; a column's place is followed by those of the others, or by 15 floats more.
+    unsafe {
+        let mut rows = [S::splat(0.0); LANES];
+        for (index, lanes) in rows.iter_mut().enumerate().take(ROWS) {
+            *lanes = S::load(from.add(index * row));
+        }
+        for (index, column) in S::turn(&rows).into_iter().enumerate() {
+            S::store(to.add(index * ROWS), column);
+        }
     }
 }
 
@@ -41,6 +68,12 @@ macro_rules! with_rows {
             _ => $f::<1>($($arg),*),
         }
     };
+}
+
+const AHEAD: usize = 8;
+#[inline(always)]
+fn ahead(term: &RawTerm<'_>, m: usize, k: usize) -> Option<*const f32> {
+    (!term.whole.matrix.is_null()).then(|| term.whole.matrix.wrapping_add(m + k * term.whole.col))
 }
 
 impl RawTerm<'_> {
@@ -67,7 +100,7 @@ impl RawTerm<'_> {
 
 /// The tiles of a matrix that a task needs at one depth, side by side: `[tile][depth][rows of the tile]` in float32.
 pub(super) struct Strip {
-    values: [MaybeUninit<f32>; DEPTH * TASK_ROWS],
+    values: [MaybeUninit<f32>; DEPTH * TASK_ROWS + LANES],
     /// A tile's rows, or a column, as they were widened.
     widened: [MaybeUninit<f32>; DEPTH * TILE_ROWS + LANES],
 }
@@ -77,7 +110,7 @@ impl Strip {
     #[inline(always)]
     pub(super) const fn new() -> Self {
         Self {
-            values: [MaybeUninit::uninit(); DEPTH * TASK_ROWS],
+            values: [MaybeUninit::uninit(); DEPTH * TASK_ROWS + LANES],
             widened: [MaybeUninit::uninit(); DEPTH * TILE_ROWS + LANES],
         }
     }
@@ -106,6 +139,11 @@ impl Strip {
                 // tile takes `tile <= rows - done` of them to the place `done * depth + k * tile` of `values`: all tiles together
                 // take `rows * depth` floats, which it has room for.
                 unsafe {
+                    if let Some(from) = ahead(term, m, k0 + k + AHEAD) {
+                        for at in (0..rows).step_by(LANES) {
+                            prefetch(from.wrapping_add(at).cast());
+                        }
+                    }
                     let run = term.column::<S>([m, rows], k0 + k, buffer);
                     let mut done = 0;
                     while done < rows {
@@ -126,9 +164,21 @@ impl Strip {
             unsafe {
                 let (from, row) = term.rows::<S>([m + done, tile], [k0, depth], buffer);
                 let col = if from == buffer.cast_const() { 1 } else { term.whole.col };
-                for k in 0..depth {
-                    let (from, to) = (from.add(k * col), to.add(done * depth + k * tile));
-                    with_rows!(tile, gather(from, row, to));
+                let to = to.add(done * depth);
+                let whole = if col == 1 { depth - depth % LANES } else { 0 };
+                for k in (0..whole).step_by(LANES) {
+                    let (from, to) = (from.add(k), to.add(k * tile));
+                    match tile {
+                        12 => gather_block::<S, 12>(from, row, to),
+                        8 => gather_block::<S, 8>(from, row, to),
+                        6 => gather_block::<S, 6>(from, row, to),
+                        4 => gather_block::<S, 4>(from, row, to),
+                        2 => gather_block::<S, 2>(from, row, to),
+                        _ => gather_block::<S, 1>(from, row, to),
+                    }
+                }
+                for k in whole..depth {
+                    with_rows!(tile, gather(from.add(k * col), row, to.add(k * tile)));
                 }
             }
             done += tile;
