@@ -141,7 +141,7 @@ fn a_chunk_does_not_depend_on_the_others() {
     use super::linear::{Objective, Projection, WeightGradient, chunk_tokens};
     use crate::gemm::Store;
     let (hidden, outputs) = (5, 9);
-    let (first, rest) = (chunk_tokens(outputs, Device::Cpu), 21);
+    let (first, rest) = (chunk_tokens([outputs, hidden], Device::Cpu), 21);
     let (h, w) = (numbers(1, (first + rest) * hidden), numbers(2, outputs * hidden));
     let targets: Vec<u32> = (0..first + rest).map(|t| (t * 7 % outputs) as u32).collect();
     each_engine(|engine| {

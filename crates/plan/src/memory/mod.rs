@@ -367,7 +367,8 @@ impl<'a> Predictor<'a> {
             kept += saved;
             pools += all;
         }
-        let chunk = chunk_tokens(self.job.arch.outputs(), tunesmith_device::Device::Cpu) as u64;
+        let chunk =
+            chunk_tokens([self.job.arch.outputs(), self.job.arch.hidden_size], tunesmith_device::Device::Cpu) as u64;
         Walked { kept, pools, head: bytes(&counts.head, chunk.min(pass.labelled)), host: 0 }
     }
 

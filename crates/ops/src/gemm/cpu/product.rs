@@ -3,7 +3,7 @@ use super::{DEPTH, TASK_ROWS, tile, tile_and};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Interleaved, Matrix, Store, Term};
 use crate::quant::Quantized;
-use crate::simd::{TileLanes, prefetch_far};
+use crate::simd::{self, Level, TileLanes, prefetch_far};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
 
@@ -24,6 +24,16 @@ const INTERLEAVED_ROWS: usize = 48;
 const STRIP_ROWS: usize = 48;
 const STRIP_PANELS: usize = 8;
 const MOST_STRIP_PANELS: usize = 64;
+/// The fewest panels with AVX-512, unless the matrix or the activation [`aliases`].
+const FEWEST_WIDE: usize = 32;
+/// The most features of an activation that the caches hold for several tasks.
+const DEEP: usize = 4096;
+
+/// Whether rows of the matrix lie multiples of 4 KiB apart, or panels of the activation multiples of 64 KiB: caches have few places for lines at
+/// such distances.
+fn aliases(term: &Term<'_>) -> bool {
+    [term.matrix.row, term.matrix.col, term.x.features()].iter().any(|apart| apart.is_multiple_of(1024))
+}
 
 /// What a tile multiplies: rows of a matrix, and panels of an activation.
 #[derive(Clone, Copy)]
@@ -211,16 +221,29 @@ impl<'a> Job<'a> {
         let mut row_step = rows.div_ceil(row_tasks).next_multiple_of(12).clamp(12, MOST_ROWS);
         if rows > row_step {
             panel_step = most_panels;
+            // A thread should not wait long for the last task.
+            if pairs && rows.div_ceil(row_step) * panels.div_ceil(panel_step) < 2 * wanted {
+                panel_step /= 2;
+            }
         }
-        let by_panel = rows >= STRIP_ROWS && panels >= STRIP_PANELS;
+        let fewest = match simd::level() {
+            // Its tiles of twelve rows use most of a cache line that they read, and an interleaved matrix lies as they need it.
+            Level::Avx512 if interleaved => usize::MAX,
+            Level::Avx512 if !terms.iter().any(aliases) => FEWEST_WIDE,
+            _ => STRIP_PANELS,
+        };
+        let by_panel = rows >= STRIP_ROWS && panels >= fewest;
         let order = match by_panel {
             _ if pairs => Order::InPairs,
             true => Order::ByPanel,
             false => Order::ByTile,
         };
         if order == Order::ByPanel {
-            // Packing costs least where many panels share it: first few rows a task, then few panels.
-            row_step = rows.div_ceil(wanted).next_multiple_of(12).clamp(24, TASK_ROWS);
+            // Packing costs least where many panels share it: first few rows a task, then few panels. With fewer rows, no thread waits
+            // long for the last task; but each task reads all features of its panels.
+            let shallow = terms.iter().all(|term| term.x.features() <= DEEP);
+            let row_tasks = if shallow { 2 * wanted } else { wanted };
+            row_step = rows.div_ceil(row_tasks).next_multiple_of(12).clamp(24, TASK_ROWS);
             let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
             panel_step = panels.div_ceil(panel_tasks).clamp(STRIP_PANELS, MOST_STRIP_PANELS);
         }

@@ -56,25 +56,22 @@ unsafe fn gather_block<S: Simd, const ROWS: usize>(from: *const f32, row: usize,
     }
 }
 
-/// Calls `$f::<ROWS>(args)` for a run-time number of a tile's rows.
+/// Calls `$f::<ROWS>(args)`, or `$f::<S, ROWS>(args)`, for a run-time number of a tile's rows.
 macro_rules! with_rows {
-    ($rows:expr, $f:ident($($arg:expr),*)) => {
+    ($rows:expr, $f:ident$(::<$s:ident>)?($($arg:expr),*)) => {
         match $rows {
-            12 => $f::<12>($($arg),*),
-            8 => $f::<8>($($arg),*),
-            6 => $f::<6>($($arg),*),
-            4 => $f::<4>($($arg),*),
-            2 => $f::<2>($($arg),*),
-            _ => $f::<1>($($arg),*),
+            12 => $f::<$($s,)? 12>($($arg),*),
+            8 => $f::<$($s,)? 8>($($arg),*),
+            6 => $f::<$($s,)? 6>($($arg),*),
+            4 => $f::<$($s,)? 4>($($arg),*),
+            2 => $f::<$($s,)? 2>($($arg),*),
+            _ => $f::<$($s,)? 1>($($arg),*),
         }
     };
 }
 
+/// Columns of a transposed matrix that are fetched ahead: each lies in other cache lines, and mostly in another page.
 const AHEAD: usize = 8;
-#[inline(always)]
-fn ahead(term: &RawTerm<'_>, m: usize, k: usize) -> Option<*const f32> {
-    (!term.whole.matrix.is_null()).then(|| term.whole.matrix.wrapping_add(m + k * term.whole.col))
-}
 
 impl RawTerm<'_> {
     /// Packs the columns `k0..k0 + depth` of `rows` rows from `m` on end to end.
@@ -139,9 +136,10 @@ impl Strip {
                 // tile takes `tile <= rows - done` of them to the place `done * depth + k * tile` of `values`: all tiles together
                 // take `rows * depth` floats, which it has room for.
                 unsafe {
-                    if let Some(from) = ahead(term, m, k0 + k + AHEAD) {
+                    if !term.whole.matrix.is_null() {
+                        let ahead = term.whole.matrix.wrapping_add(m + (k0 + k + AHEAD) * term.whole.col);
                         for at in (0..rows).step_by(LANES) {
-                            prefetch(from.wrapping_add(at).cast());
+                            prefetch(ahead.wrapping_add(at).cast());
                         }
                     }
                     let run = term.column::<S>([m, rows], k0 + k, buffer);
@@ -160,22 +158,15 @@ impl Strip {
         while done < rows {
             let tile = tile_rows(rows - done, T::TILE_ROWS);
             // SAFETY: these rows and columns are some of the matrix. `buffer` has room for a tile of `DEPTH` columns. The tile takes the
-            // floats `done * depth..(done + tile) * depth` of `values`.
+            // floats `done * depth..(done + tile) * depth` of `values`. The 15 floats after them, which a block may overwrite, are of later
+            // tiles or beyond all of them.
             unsafe {
                 let (from, row) = term.rows::<S>([m + done, tile], [k0, depth], buffer);
                 let col = if from == buffer.cast_const() { 1 } else { term.whole.col };
                 let to = to.add(done * depth);
                 let whole = if col == 1 { depth - depth % LANES } else { 0 };
                 for k in (0..whole).step_by(LANES) {
-                    let (from, to) = (from.add(k), to.add(k * tile));
-                    match tile {
-                        12 => gather_block::<S, 12>(from, row, to),
-                        8 => gather_block::<S, 8>(from, row, to),
-                        6 => gather_block::<S, 6>(from, row, to),
-                        4 => gather_block::<S, 4>(from, row, to),
-                        2 => gather_block::<S, 2>(from, row, to),
-                        _ => gather_block::<S, 1>(from, row, to),
-                    }
+                    with_rows!(tile, gather_block::<S>(from.add(k), row, to.add(k * tile)));
                 }
                 for k in whole..depth {
                     with_rows!(tile, gather(from.add(k * col), row, to.add(k * tile)));

@@ -19,16 +19,21 @@ use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Array, Device};
 
-/// The most bytes of logits in a chunk; a chunk has at least one panel of tokens.
+/// The most bytes of logits in a chunk, unless the weight has more than four times as many in float32; a chunk has at least one panel of
+/// tokens.
 const CHUNK_BYTES: usize = 64 << 20;
 /// The same on a GPU, whose products are at full speed from some hundred tokens on.
 const CHUNK_BYTES_OF_GPU: usize = 256 << 20;
 /// The most tokens in a chunk: from here on, reading the weight is no longer what a product costs.
 const CHUNK_TOKENS: usize = 512;
 
-/// Tokens of a chunk: the logits `[chunk, outputs]` of so many exist at once.
-pub fn chunk_tokens(outputs: usize, device: Device) -> usize {
-    let bytes = if matches!(device, Device::Cuda(_)) { CHUNK_BYTES_OF_GPU } else { CHUNK_BYTES };
+/// Tokens of a chunk of a head `[outputs, hidden]`: the logits `[chunk, outputs]` of so many exist at once. On the CPU, logits may take a
+/// quarter of the weight's bytes: each chunk reads the whole weight, which costs most beside few tokens.
+pub fn chunk_tokens([outputs, hidden]: [usize; 2], device: Device) -> usize {
+    let bytes = match device {
+        Device::Cuda(_) => CHUNK_BYTES_OF_GPU,
+        _ => CHUNK_BYTES.max(outputs * hidden),
+    };
     (bytes / (outputs * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
 }
 
@@ -136,7 +141,7 @@ impl Projection<'_> {
     /// Logits of the rows `h [rows, hidden]`, in parts of some rows.
     pub fn logits(&self, h: &Activation) -> Vec<Logits> {
         let all: Vec<usize> = (0..h.tokens()).collect();
-        let parts = all.chunks(chunk_tokens(self.outputs, self.pool.device()));
+        let parts = all.chunks(chunk_tokens([self.outputs, h.features()], self.pool.device()));
         parts.map(|part| self.part(&h.gather(part))).collect()
     }
 
@@ -156,7 +161,7 @@ impl Projection<'_> {
     pub fn losses(&self, h: &Activation, targets: &[u32], squares: bool) -> Vec<(f32, bool)> {
         let mut losses = Vec::new();
         let (all, chunk): (Vec<usize>, usize) =
-            ((0..h.tokens()).collect(), chunk_tokens(self.outputs, self.pool.device()));
+            ((0..h.tokens()).collect(), chunk_tokens([self.outputs, h.features()], self.pool.device()));
         for (part, targets) in all.chunks(chunk).zip(targets.chunks(chunk)) {
             let mut logits = self.project(&h.gather(part));
             losses.push(if squares {
@@ -178,7 +183,7 @@ impl Projection<'_> {
         scale: f32,
         mut d_weight: WeightGradient<'_>,
     ) -> LossGradient {
-        let (hidden, chunk) = (h.features(), chunk_tokens(self.outputs, self.pool.device()));
+        let (hidden, chunk) = (h.features(), chunk_tokens([self.outputs, h.features()], self.pool.device()));
         let mut found = LossGradient { losses: RowLosses::default(), dh: h.pool().act(h.tokens(), hidden) };
         let plain =
             objective.terms.is_plain() && objective.weights.is_empty() && !objective.squared && self.softcap.is_none();
