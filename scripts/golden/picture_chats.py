@@ -63,6 +63,7 @@ QUESTION_FILES = [["rgb.png"], ["wide.png", "tall.png"], ["grey.png"]]
 # As in the model's config.json.
 GRIDS = [[32, 32], [32, 64], [64, 32], [64, 64], [32, 96], [96, 32]]
 NAMES = [("image_token", 95), ("boi_token", 94), ("eoi_token", 93)]
+GEMMA4 = [*NAMES, ("audio_token", 91), ("boa_token", 90), ("eoa_token", 89)]
 INTERNVL = [("context_image_token", 95), ("start_image_token", 94), ("end_image_token", 93), ("video_token", 92)]
 
 
@@ -102,6 +103,11 @@ def processor(name):
         own = tokenizer({95: "<soft>", 94: "<begin>", 93: "<end>"})
         image = transformers.Gemma3ImageProcessor(size=SIZE, **(PAN_AND_SCAN if name == "gemma3_pan_and_scan" else {}))
         return transformers.Gemma3Processor(image, own, image_seq_length=4, chat_template=TEMPLATE.replace("IMAGE", "<begin>"))
+    if name.startswith("gemma4"):
+        own = tokenizer({95: "<|image|>", 94: "<|image>", 93: "<image|>", 92: "<|video|>", 91: "<|audio|>", 90: "<|audio>", 89: "<audio|>"}, GEMMA4)
+        image = transformers.Gemma4ImageProcessor(patch_size=PATCH, pooling_kernel_size=2, max_soft_tokens=70)
+        return transformers.Gemma4Processor(
+            transformers.Gemma4AudioFeatureExtractor(), image, own, transformers.Gemma4VideoProcessor(), chat_template=TEMPLATE.replace("IMAGE", "<|image|>"))
     if name.startswith("qwen"):
         own = tokenizer({95: "<|image_pad|>", 94: "<|video_pad|>", 93: "<|vision_start|>", 92: "<|vision_end|>"})
         image = transformers.Qwen2VLImageProcessor(patch_size=PATCH, size={"shortest_edge": 512, "longest_edge": 2048})
@@ -142,7 +148,7 @@ def unmerged(values, grid):
 
 def main(folder, only):
     for name in only or ["llava", "gemma3", "gemma3_pan_and_scan", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "internvl", "paligemma", "llava_onevision",
-                         "mistral3", "ministral3", "pixtral"]:
+                         "mistral3", "ministral3", "pixtral", "gemma4", "gemma4_31b"]:
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
         whole = processor(name)
@@ -174,6 +180,9 @@ def main(folder, only):
                 each = np.split(np.asarray(found["pixel_values"], dtype=np.float32), np.cumsum(counts)[:-1])
                 cut = [unmerged(values, grid) for values, grid in zip(each, found["image_grid_thw"])]
                 row["pixels"] = zlib.crc32(np.concatenate(cut).astype("<f4").tobytes())
+            elif images and "image_position_ids" in found:
+                kept = np.asarray(found["image_position_ids"]).min(axis=2) >= 0
+                row["pixels"] = zlib.crc32(np.asarray(found["pixel_values"], dtype=np.float32)[kept].astype("<f4").tobytes())
             elif images and "image_sizes" in found and name != "llava_onevision":
                 cut = [values[:, :height, :width] for values, (height, width) in zip(found["pixel_values"], found["image_sizes"].tolist())]
                 row["pixels"] = zlib.crc32(np.concatenate([patches(np.asarray(tile, dtype=np.float32)) for tile in cut]).astype("<f4").tobytes())

@@ -44,6 +44,9 @@ PROCESSORS = [
     ("llava_onevision", "LlavaOnevisionImageProcessor",
      dict(size=SMALL, image_grid_pinpoints=[[32, 32], [32, 64], [64, 32], [64, 64], [32, 96], [96, 32], [128, 32]])),
     ("gemma3", "Gemma3ImageProcessor", dict(size=SMALL)),
+    ("gemma4", "Gemma4ImageProcessor", dict(patch_size=8, pooling_kernel_size=2, max_soft_tokens=70)),
+    ("gemma4_normalized", "Gemma4ImageProcessor",
+     dict(patch_size=8, pooling_kernel_size=1, max_soft_tokens=140, resample=2, do_normalize=True, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])),
     ("gemma3_pan_and_scan", "Gemma3ImageProcessor",
      dict(size=SMALL, do_pan_and_scan=True, pan_and_scan_min_crop_size=16, pan_and_scan_max_num_crops=4, pan_and_scan_min_ratio_to_activate=1.2)),
     ("gemma3_pan_and_scan_narrow", "Gemma3ImageProcessor",
@@ -130,6 +133,11 @@ def cut(processor, found):
         return [(np.asarray(found["pixel_values"][0], dtype=np.float32)[: rows * columns], [rows, columns])]
     if "image_grid_thw" in found:
         return [unmerged(np.asarray(found["pixel_values"]), found["image_grid_thw"][0], processor.merge_size)]
+    if "image_position_ids" in found:
+        places = np.asarray(found["image_position_ids"][0])
+        kept = places.min(axis=1) >= 0
+        columns, rows = (int(side) + 1 for side in places.max(axis=0))
+        return [(np.asarray(found["pixel_values"][0], dtype=np.float32)[kept], [rows, columns])]
     if "num_crops" in found:
         return [patches(np.asarray(tile, dtype=np.float32)) for tile in found["pixel_values"]]
     values = np.asarray(found["pixel_values"][0], dtype=np.float32)

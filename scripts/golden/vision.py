@@ -63,13 +63,15 @@ def scramble(model, seed):
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
             gemma = "gemma" in type(model).__name__.lower() and ("norm" in name and "vision" not in name)
+            # Gemma 4 has norms of their weights alone.
+            gemma &= "Gemma4" not in type(model).__name__
             # Qwen3.5 has norms of one more than their weight too, outside of its linear attention.
             gemma |= "Qwen3_5" in type(model).__name__ and not any(part in name for part in ("visual", "linear_attn"))
             if parameter.dim() == 1 and ("norm" in name or "lambda" in name or ".ln_" in name) and name.endswith(("weight", "lambda1")):
                 value = (0.0 if gemma else 1.0) + 0.2 * noise
             elif name.endswith("bias"):
                 value = 0.2 * noise
-            elif "embed" in name and "patch" not in name or name.endswith(("wte.weight", "wpe.weight")):
+            elif "embed" in name and "patch" not in name and "projection" not in name or name.endswith("position_embedding_table") or name.endswith(("wte.weight", "wpe.weight")):
                 value = 0.5 * noise
             else:
                 value = noise * (1.2 / np.sqrt(max(1, int(np.prod(parameter.shape[1:])))))

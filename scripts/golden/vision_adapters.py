@@ -17,21 +17,23 @@ TOWERS = dict(
     llava=r".*vision_tower\..*layers\.\d+\.(?:self_attn\.(?:q_proj|k_proj|v_proj|out_proj)|mlp\.fc[12])",
     qwen2_5_vl=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj))",
     mistral3=r".*vision_tower\..*layers\.\d+\.(?:attention\.(?:q|k|v|o)_proj|feed_forward\.(?:gate|up|down)_proj)",
+    gemma4=r".*vision_tower\..*layers\.\d+\.(?:self_attn\.(?:q|k|v|o)_proj|mlp\.(?:gate|up|down)_proj)\.linear",
     qwen3_5=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.linear_fc[12])",
 )
 # The seeds of vision.py and vision_models.py.
-SEEDS = dict(llava=7160, qwen2_5_vl=8020, qwen3_5=8124, mistral3=8161)
+SEEDS = dict(llava=7160, qwen2_5_vl=8020, qwen3_5=8124, mistral3=8161, gemma4=8223)
 
 
 def main():
     arguments = vision.arguments_of_command()
-    language, delta = vision.LANGUAGE, vision_models.DELTA_LANGUAGE
+    language, delta, gemma4 = vision.LANGUAGE, vision_models.DELTA_LANGUAGE, vision_models.GEMMA4_LANGUAGE
     for name, tower in TOWERS.items():
         if arguments.only not in (None, name):
             continue
         seed = SEEDS[name]
         vision.LANGUAGE = f"(?:{language}|{tower})"
         vision_models.DELTA_LANGUAGE = f"(?:{delta}|{tower})"
+        vision_models.GEMMA4_LANGUAGE = f"(?:{gemma4}|{tower})"
         with tempfile.TemporaryDirectory() as scratch:
             maker = vision.composite if name == "llava" else vision_models.MODELS[name]
             made = maker(scratch, name, seed)

@@ -6,6 +6,7 @@
 Everything is as in vision.py, but that picture i is `pixel_values.i`, [channels, height, width].
 """
 
+import numpy as np
 import torch
 import transformers
 from transformers.image_processing_utils import select_best_resolution
@@ -171,6 +172,84 @@ def pixtral(out, name, seed):
     return model, forward, dict(prefix=False, rows=rows)
 
 
+# As in wrapped.py: what stands beside the blocks, too.
+GEMMA4_LANGUAGE = r".*language_model\.(?:layers\.\d+\..*(?:_proj|per_layer_input_gate|per_layer_projection)|per_layer_model_projection)"
+GEMMA4_ROPE = dict(
+    sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+    full_attention=dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6),
+)
+
+
+def spread(pictures):
+    """Pictures as Gemma4ImageProcessor gives them: patches [row, column, channel], with zeros up to one number, and their places."""
+    cut, places = [], []
+    for picture in pictures:
+        channels, height, width = picture.shape
+        rows, columns = height // PATCH, width // PATCH
+        cut.append(picture.reshape(channels, rows, PATCH, columns, PATCH).permute(1, 3, 2, 4, 0).reshape(rows * columns, -1))
+        grid = torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy")
+        places.append(torch.stack(grid, -1).reshape(rows * columns, 2))
+    most = max(len(patches) for patches in cut)
+    grown = lambda values, filler: torch.stack([torch.nn.functional.pad(one, (0, 0, 0, most - len(one)), value=filler) for one in values])
+    return dict(pixel_values=grown(cut, 0), image_position_ids=grown(places, -1))
+
+
+def buffers_of(model, seed):
+    """Gives every buffer that a checkpoint has numbers: bounds that some values lie beyond, factors near one."""
+    rng = np.random.default_rng(seed)
+    for key, buffer in sorted(model.named_buffers()):
+        noise = torch.from_numpy(rng.standard_normal(tuple(buffer.shape), dtype=np.float32)) if buffer.dim() else float(rng.standard_normal())
+        if key.endswith(("input_min", "output_min")):
+            value = -1.6 + 0.1 * noise
+        elif key.endswith(("input_max", "output_max")):
+            value = 1.8 + 0.1 * noise
+        elif key.endswith(("std_scale", "layer_scalar")):
+            value = 1.0 + 0.2 * noise
+        elif key.endswith("std_bias"):
+            value = 0.5 * noise
+        else:
+            continue
+        buffer.copy_(torch.as_tensor(value).reshape(buffer.shape).to(torch.bfloat16).to(torch.float32))
+
+
+def gemma4(out, name, seed):
+    """As E2B: embeddings for each block, last blocks that share keys, modules that clip. As 31B: values of the keys, rows of images that see
+    each other within a window which is shorter than images, numbers of the encoder that are taken off and multiplied."""
+    small = name == "gemma4"
+    # With a larger eps the norms of heads make no small numbers large, with their rounding.
+    text = TEXT | dict(model_type="gemma4_text", rms_norm_eps=1e-2, head_dim=8, sliding_window=6, rope_parameters=GEMMA4_ROPE,
+                       final_logit_softcapping=30.0, tie_word_embeddings=True)
+    if small:
+        text |= dict(num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2, global_head_dim=16, num_kv_shared_layers=2,
+                     use_double_wide_mlp=True, hidden_size_per_layer_input=16, vocab_size_per_layer_input=vision.VOCABULARY)
+    else:
+        text |= dict(num_hidden_layers=3, layer_types=["sliding_attention", "sliding_attention", "full_attention"], global_head_dim=16,
+                     num_global_key_value_heads=1, attention_k_eq_v=True, hidden_size_per_layer_input=0, use_bidirectional_attention="vision")
+    tower = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4 if small else 2,
+                 head_dim=8 if small else 12, patch_size=PATCH, pooling_kernel_size=MERGE, position_embedding_size=64,
+                 use_clipped_linears=small, standardize=not small)
+    config = transformers.Gemma4Config(
+        text_config=text, vision_config=tower, audio_config=None, image_token_id=IMAGE, boi_token_id=94, eoi_token_id=93, video_token_id=92,
+        audio_token_id=91, boa_token_id=90, eoa_token_index=89)
+    plain = vision.scramble(transformers.Gemma4ForConditionalGeneration._from_config(config, attn_implementation="eager"), seed)
+    with torch.no_grad():
+        buffers_of(plain, seed + 1)
+        # Else the token that a table shares with the head is always its own successor.
+        plain.model.language_model.embed_tokens.weight *= 0.125
+    vision.store(plain, f"{out}/{name}/model")
+    model = vision.lora(plain, GEMMA4_LANGUAGE, seed + 3)
+    for key, parameter in model.named_parameters():
+        if "vision_tower" in key or "embed_vision" in key:
+            parameter.requires_grad_(True)
+
+    def forward(ids, mask, pictures):
+        more = spread(pictures) if pictures is not None else {}
+        return model(input_ids=ids, attention_mask=mask, mm_token_type_ids=(ids == IMAGE).int(), use_cache=False, **more).logits
+
+    rows = [height * width // (PATCH * MERGE) ** 2 for height, width in sides_of(gemma4, name)]
+    return model, forward, dict(prefix=False, rows=rows)
+
+
 # Height and width in pixels of LLaVA-OneVision's pictures, of which only tiles are read: wide, tall, larger than two tiles, smaller than one.
 SHAPES = [(32, 32), (40, 64), (60, 64), (20, 90), (90, 20), (10, 9)]
 GRIDS = [[32, 32], [32, 64], [64, 32], [64, 64], [32, 96], [96, 32]]
@@ -235,17 +314,20 @@ def llava_onevision(out, name, seed):
 
 MODELS = dict(qwen2_vl=qwen, qwen2_5_vl=qwen, qwen3_vl=qwen, internvl=square, paligemma=square, llava_onevision=llava_onevision)
 MODELS |= dict(qwen3_5=qwen, qwen3_5_moe=qwen, mistral3=pixtral, ministral3=pixtral, pixtral=pixtral)
+MODELS |= dict(gemma4=gemma4, gemma4_31b=gemma4)
 
 
-# With these, no greedy answer has the image token, which stands for a picture.
-OTHER_SEEDS = dict(qwen3_vl=1, mistral3=1, qwen3_5=4)
+# With these, no greedy answer has the token that stands for a picture, or for what else a model reads.
+OTHER_SEEDS = dict(qwen3_vl=1, mistral3=1, qwen3_5=4, gemma4=3)
 
 
 def sides_of(maker, name):
     """Height and width of each picture."""
     if maker is pixtral:
         return ODD_SIDES if name == "pixtral" else EVEN_SIDES
-    return SIDES if maker is qwen else [(SIDE, SIDE)] * len(SIDES)
+    if name == "gemma4_31b":
+        return EVEN_SIDES
+    return SIDES if maker in (qwen, gemma4) else [(SIDE, SIDE)] * len(SIDES)
 
 
 def main():

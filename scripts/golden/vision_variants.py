@@ -27,7 +27,7 @@ from config_variants import REMOVED, changed, lookup, variants
 ENCODERS = ["vit", "clip", "siglip", "dinov2", "dinov2_registers", "pixtral_alone"]
 MODELS = [
     "llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "internvl", "paligemma",
-    "llava_onevision", "mistral3", "ministral3", "pixtral",
+    "llava_onevision", "mistral3", "ministral3", "pixtral", "gemma4", "gemma4_31b",
 ]
 PICTURES = ["rgb.png", "wide.png", "tall.png"]
 # Of the decoder, which config_variants.py tries, or of no matter to numbers.
@@ -89,6 +89,8 @@ def inputs(golden, name):
         more = dict(pixel_values=values, image_grid_thw=torch.tensor([grid]), mm_token_type_ids=(ids == image).int())
     elif name in ("mistral3", "ministral3", "pixtral"):
         more = vision_models.padded([picture])
+    elif name.startswith("gemma4"):
+        more = dict(mm_token_type_ids=(ids == image).int(), **vision_models.spread([picture]))
     elif name == "gemma3":
         more |= dict(token_type_ids=(ids == image).long())
     elif name == "paligemma":

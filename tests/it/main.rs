@@ -18,6 +18,7 @@ mod examples;
 mod export;
 mod features;
 mod fuzz;
+mod gemma4_images;
 mod generate;
 mod gguf;
 mod gguf_splits;

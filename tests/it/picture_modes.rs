@@ -16,8 +16,9 @@ pub const MODES: [Mode; 3] = [
 ];
 
 /// The models that are trained in each mode, packed, and asked about an image.
-pub const SEEING: [&str; 14] = [
+pub const SEEING: [&str; 15] = [
     "gemma3",
+    "gemma4",
     "idefics3",
     "internvl",
     "llava",

@@ -61,7 +61,7 @@ pub fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Resu
 }
 
 /// Models whose rows are held to those of their processors.
-pub const PROCESSED: [&str; 15] = [
+pub const PROCESSED: [&str; 17] = [
     "gemma3_pan_and_scan",
     "llava",
     "gemma3",
@@ -77,6 +77,8 @@ pub const PROCESSED: [&str; 15] = [
     "mistral3",
     "ministral3",
     "pixtral",
+    "gemma4",
+    "gemma4_31b",
 ];
 
 #[test]
@@ -197,6 +199,8 @@ fn models_that_see_train_and_answer_from_the_command_line() {
         "llava_onevision",
         "mistral3",
         "pixtral",
+        "gemma4",
+        "gemma4_31b",
     ] {
         whole(&seeing(name), &[]);
     }

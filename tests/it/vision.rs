@@ -14,7 +14,7 @@ use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::checkpoint::peft::save_adapter;
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::vision::{Features, Pairing, VisionArch, VisionTraining};
+use tunesmith::config::vision::{Bidirectional, Features, Pairing, VisionArch, VisionTraining};
 use tunesmith::config::{Config, LrScheduler, TargetModules};
 use tunesmith::data::batch::Batch;
 use tunesmith::eval::{Settings, Unwatched, generate_with_images};
@@ -33,16 +33,18 @@ const GRADIENT: f32 = 5e-5;
 pub const WORLDS: [&str; 6] =
     ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl", "world_paligemma"];
 /// The golden models and pairs, in parts that a test holds to PyTorch each.
-pub const EQUAL: [&[&str]; 6] = [
+pub const EQUAL: [&[&str]; 7] = [
     &["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "gemma3"],
     &["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"],
     &["internvl", "paligemma"],
     &["llava_onevision"],
     &["mistral3", "ministral3", "pixtral"],
+    &["gemma4", "gemma4_31b"],
     &["across_vit", "across_clip", "across_siglip", "across_dinov2"],
 ];
 /// Golden runs with adapters on the encoder.
-pub const ADAPTED: [&str; 4] = ["llava_adapters", "qwen2_5_vl_adapters", "qwen3_5_adapters", "mistral3_adapters"];
+pub const ADAPTED: [&str; 5] =
+    ["llava_adapters", "qwen2_5_vl_adapters", "qwen3_5_adapters", "mistral3_adapters", "gemma4_adapters"];
 /// Rows of a step, in two micro-batches.
 const ROWS: usize = 4;
 
@@ -163,7 +165,7 @@ fn check_gradients(name: &str, model: &mut Model, batch: &Batch) -> Tensors {
 
 /// Greedy answers, whether a prompt is read at once or in parts.
 fn check_answers(name: &str, model: &Model, run: &Run) {
-    let whole = model.arch.vision.as_ref().unwrap().bidirectional;
+    let whole = model.arch.vision.as_ref().unwrap().bidirectional != Bidirectional::Never;
     let (mut prompts, mut images, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for answered in run.json["answers"].as_array().unwrap() {
         let prompt = &answered["prompt"];
@@ -250,8 +252,13 @@ fn mistral3_and_pixtral_equal_pytorch() {
 }
 
 #[test]
-fn models_that_read_images_by_cross_attention_equal_pytorch() {
+fn gemma4_equals_pytorch() {
     EQUAL[5].iter().for_each(|name| check(name));
+}
+
+#[test]
+fn models_that_read_images_by_cross_attention_equal_pytorch() {
+    EQUAL[6].iter().for_each(|name| check(name));
 }
 
 #[test]
@@ -304,6 +311,7 @@ pub fn check_of_each_kind() {
         "qwen2_5_vl",
         "qwen3_vl",
         "mistral3",
+        "gemma4",
         "llava_onevision",
         "qwen2_5_vl_adapters",
     ]
@@ -328,6 +336,11 @@ fn an_adapter_s_files_hold_connector_and_encoder() {
         ("gemma3", VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }),
         ("qwen3_vl", VisionTraining { connector: true, adapters: vec!["qkv".into()], ..VisionTraining::default() }),
         ("mistral3", VisionTraining { connector: true, adapters: vec!["o_proj".into()], ..VisionTraining::default() }),
+        (
+            "gemma4",
+            VisionTraining { connector: true, adapters: vec!["q_proj.linear".into()], ..VisionTraining::default() },
+        ),
+        ("gemma4_31b", VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }),
         ("across_vit", VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }),
         ("across_siglip", VisionTraining { encoder: true, ..VisionTraining::default() }),
         ("across_clip", VisionTraining { adapters: vec!["q_proj".into()], ..VisionTraining::default() }),

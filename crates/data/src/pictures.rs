@@ -220,10 +220,8 @@ impl ChatPictures {
         let text_of = |id: u32| text_of(tokenizer, id);
         let image = text_of(token)?;
         let place = match form {
-            ChatForm::Bare | ChatForm::AnyRes | ChatForm::Idefics3 | ChatForm::InternVl | ChatForm::Pixtral => {
-                image.clone()
-            }
             ChatForm::Gemma3 { begin, .. } => text_of(begin)?,
+            _ => image.clone(),
         };
         if form == ChatForm::Pixtral
             && let Some(token) = PIXTRAL_TOKENS.into_iter().find(|token| tokenizer.id(token).is_none())
@@ -241,6 +239,9 @@ impl ChatPictures {
             texts.push(match form {
                 ChatForm::Bare | ChatForm::AnyRes => image.repeat(found.tiles.iter().sum()),
                 ChatForm::Gemma3 { begin, end } => gemma3(&found, &image, [&text_of(begin)?, &text_of(end)?]),
+                ChatForm::Gemma4 { begin, end } => {
+                    format!("{}{}{}", text_of(begin)?, image.repeat(found.tiles.iter().sum()), text_of(end)?)
+                }
                 ChatForm::Idefics3 => idefics3(&found, &image),
                 ChatForm::Pixtral => pixtral(&found, &image),
                 ChatForm::InternVl => format!("<img>{}</img>", image.repeat(found.tiles.iter().sum())),

@@ -36,6 +36,8 @@ pub struct Attention {
     pub how: Scores,
     /// Which rotary table turns q and k.
     pub rope: Option<usize>,
+    /// Which rotary table turns the second half of each head of q and k, where the first half alone turns by [`Attention::rope`].
+    pub second_rope: Option<usize>,
     /// Its number among the model's attentions, from 0: where caches hold its keys and values.
     pub layer: usize,
     /// Whether later attentions take its keys and values.
@@ -220,6 +222,9 @@ impl Attention {
         if let Some(rope) = self.rope {
             rows.ropes[rope].forward(x, self.heads.head_dim, self.turns_from());
         }
+        if let Some(rope) = self.second_rope {
+            rows.ropes[rope].forward(x, self.heads.head_dim, self.heads.head_dim / 2);
+        }
         if self.norms_after_rope { normed(norm, pass, x) } else { before }
     }
 
@@ -238,6 +243,9 @@ impl Attention {
         }
         if let Some(rope) = self.rope {
             rows.ropes[rope].backward(&mut d, self.heads.head_dim, self.turns_from());
+        }
+        if let Some(rope) = self.second_rope {
+            rows.ropes[rope].backward(&mut d, self.heads.head_dim, self.heads.head_dim / 2);
         }
         if self.norms_after_rope { d } else { norm_backward(norm, pass, raw.as_ref(), d, grads) }
     }
@@ -276,7 +284,10 @@ impl Attention {
     /// Whether [`Attention::forward_vector`] can compute it.
     pub fn takes_vectors(&self, pass: &Pass<'_>, rows: BlockRows<'_>) -> bool {
         let Qkv::Own(projections) = &self.qkv else { return false };
-        let plain = matches!(self.gate, OutputGate::None) && self.v_norm.is_none() && !self.shares;
+        let plain = matches!(self.gate, OutputGate::None)
+            && self.v_norm.is_none()
+            && self.second_rope.is_none()
+            && !self.shares;
         let norms = self.q_norm.iter().chain(&self.k_norm).all(|(norm, _)| norm.bias.is_none());
         plain
             && norms

@@ -159,7 +159,8 @@ impl Model {
         let Source { arch, weights, config, .. } = source;
         let offloads = config.train.offload_param && matches!(device, Device::Cuda(_));
         let shards = if offloads { shards.offloaded() } else { shards };
-        if arch.vision.is_some() && arch.per_layer.is_some() {
+        let shows = arch.vision.as_ref().is_some_and(|vision| vision.per_layer_token.is_none());
+        if shows && arch.per_layer.is_some() {
             return Err(Error::config(format!(
                 "not yet: images in {}, whose blocks have embeddings of their own",
                 arch.family.model_type

@@ -110,6 +110,7 @@ impl Builder<'_> {
             heads,
             how,
             rope: spec.rope,
+            second_rope: None,
             layer: number,
             shares,
         })

@@ -4,6 +4,7 @@ use super::block::Block;
 use super::blocks::Blocks;
 use super::branch::{Branch, Gained, Join, Part};
 use super::build::Builder;
+use super::clipped::clipped;
 use super::device::pool;
 use super::linear::Linear;
 use super::mlp::Mlp;
@@ -48,6 +49,11 @@ impl Builder<'_> {
         Ok(Norm { weight, bias, offset: 0.0, eps: eps as f32 })
     }
 
+    /// An `RMSNorm` without weights, which has ones.
+    fn plain_norm(&self, features: usize, eps: f64) -> Norm {
+        Norm { eps: eps as f32, ..self.tensors.weightless(features) }
+    }
+
     fn encoder_norm(&mut self, spec: &spec::Encoder, name: &str) -> Result<Norm> {
         self.norm_of(name, spec.norm_eps, spec.rms_norm)
     }
@@ -86,44 +92,54 @@ impl Builder<'_> {
         let names = spec.names.block;
         let norm = Some(self.encoder_norm(spec, &spec.block_name(layer, names.norm1))?);
         let attention = self.encoder_attention(spec, layer)?;
-        let join = self.encoder_join(spec, layer, names.scale1)?;
+        let join = self.encoder_join(spec, layer, 0)?;
         let first = Branch { norm, part: Part::Attention(Box::new(attention)), join, laurel: None };
         let norm = Some(self.encoder_norm(spec, &spec.block_name(layer, names.norm2))?);
         let part = self.encoder_mlp(spec, layer)?;
-        let join = self.encoder_join(spec, layer, names.scale2)?;
+        let join = self.encoder_join(spec, layer, 1)?;
         let second = Branch { norm, part, join, laurel: None };
         Ok(Block { branches: vec![first, second], scalar: None, altup: None })
     }
 
     fn encoder_attention(&mut self, spec: &spec::Encoder, layer: usize) -> Result<Attention> {
-        let mut linears = self.linears(&spec.attention_linears(layer))?;
+        let mut linears = self.linears(spec, &spec.attention_linears(layer))?;
         let mut next = || linears.next().expect("attention has these modules");
         let projections = if spec.fused_qkv {
             Projections::fused(next(), [spec.hidden_size; 3])
         } else {
             Projections::apart([next(), next(), next()])
         };
-        let head_dim = spec.hidden_size / spec.num_heads;
-        let scale = (head_dim as f32).powf(-0.5);
+        let spec::Encoder { num_heads, num_kv_heads, head_dim, .. } = *spec;
+        let heads = Heads::new(num_heads, num_kv_heads, head_dim);
+        let [q_norm, k_norm] = match spec.head_norms {
+            Some(names) => {
+                let mut norm = |name: &str| self.encoder_norm(spec, &spec.block_name(layer, name));
+                [Some((norm(names[0])?, num_heads)), Some((norm(names[1])?, num_kv_heads))]
+            }
+            None => [None, None],
+        };
+        let v_norm = spec.head_norms.map(|_| (self.plain_norm(head_dim, spec.norm_eps), num_kv_heads));
+        let scale = if spec.head_norms.is_some() { 1.0 } else { (head_dim as f32).powf(-0.5) };
         Ok(Attention {
             qkv: Qkv::Own(projections),
-            q_norm: None,
-            k_norm: None,
-            v_norm: None,
+            q_norm,
+            k_norm,
+            v_norm,
             norms_after_rope: false,
             gate: OutputGate::None,
             sinks: None,
             o: next(),
-            heads: Heads::new(spec.num_heads, spec.num_heads, head_dim),
+            heads,
             how: Scores { scale, softcap: None, window: window(spec, layer) },
             rope: spec.rope_theta.map(|_| 0),
+            second_rope: spec.rope_by_halves.then_some(1),
             layer,
             shares: false,
         })
     }
 
     fn encoder_mlp(&mut self, spec: &spec::Encoder, layer: usize) -> Result<Part> {
-        let mut linears = self.linears(&spec.mlp_linears(layer))?;
+        let mut linears = self.linears(spec, &spec.mlp_linears(layer))?;
         let mut next = || linears.next().expect("an MLP has these modules");
         if !spec.gated_mlp {
             let mlp = PlainMlp { fc1: next(), fc2: next(), function: function_of(spec.activation) };
@@ -141,16 +157,30 @@ impl Builder<'_> {
         Ok(Part::Mlp(Box::new(Mlp { gate_up: Projections::apart([next(), next()]), down: next(), gate, cut: None })))
     }
 
-    fn linears(&mut self, specs: &[LinearSpec]) -> Result<impl Iterator<Item = Linear> + use<>> {
-        let linears: Vec<Linear> = specs.iter().map(|linear| self.linear(linear)).collect::<Result<_>>()?;
+    fn linears(
+        &mut self,
+        encoder: &spec::Encoder,
+        specs: &[LinearSpec],
+    ) -> Result<impl Iterator<Item = Linear> + use<>> {
+        let mut one = |spec: &LinearSpec| {
+            let linear = self.linear(spec)?;
+            let bounds = encoder.bounds(spec);
+            if bounds.is_empty() { Ok(linear) } else { Ok(clipped(linear, self.tensors.bounds(&bounds)?)) }
+        };
+        let linears: Vec<Linear> = specs.iter().map(&mut one).collect::<Result<_>>()?;
         Ok(linears.into_iter())
     }
 
-    fn encoder_join(&mut self, spec: &spec::Encoder, layer: usize, scale: &str) -> Result<Join> {
+    /// How branch number `branch` of a block joins the stream.
+    fn encoder_join(&mut self, spec: &spec::Encoder, layer: usize, branch: usize) -> Result<Join> {
+        if let Some(names) = spec.post_norms {
+            return Ok(Join::Normed(self.encoder_norm(spec, &spec.block_name(layer, names[branch]))?));
+        }
         if !spec.layer_scale {
             return Ok(Join::Plain);
         }
-        let gain = self.tensors.weight(&spec.block_name(layer, scale))?;
+        let names = spec.names.block;
+        let gain = self.tensors.weight(&spec.block_name(layer, [names.scale1, names.scale2][branch]))?;
         let ones = || Array::of(self.tensors.device, &vec![1.0; spec.hidden_size]);
         Ok(Join::Gained(Gained::new(gain, ones)))
     }
@@ -170,6 +200,11 @@ impl Builder<'_> {
             spec::Step::Linear(linear) => Step::Linear(self.linear(linear)?),
             spec::Step::Matrix { name, shape: [_, out_features] } => {
                 Step::Matrix { weight: self.tensors.weight(name)?, out_features: *out_features }
+            }
+            spec::Step::PlainNorm { size, eps } => Step::Norm(self.plain_norm(*size, *eps)),
+            spec::Step::Scale(factor) => Step::Scale(*factor),
+            spec::Step::Standardize { names: [bias, scale], .. } => {
+                Step::Standardize { bias: self.tensors.weight(bias)?, scale: self.tensors.weight(scale)? }
             }
             spec::Step::Function(function) => Step::Function(function_of(*function)),
             spec::Step::Dropout(_) => Step::Dropout,

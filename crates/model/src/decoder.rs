@@ -276,7 +276,8 @@ impl Model {
 
     /// Whether backward asks for the gradients of embeddings for each block.
     fn trains_per_layer(&self) -> bool {
-        self.per_layer.as_ref().is_some_and(|it| it.trains() || self.embedding.trains())
+        let sees = || self.vision.as_ref().is_some_and(Vision::trains);
+        self.per_layer.as_ref().is_some_and(|it| it.trains() || self.embedding.trains() || sees())
     }
 
     /// The embeddings of `tokens` for each block, whose embedding in the stream is `x`.
@@ -298,7 +299,8 @@ impl Model {
             let layout = self.layout(batch, rows);
             let (Placed { x, added, across, .. }, per_layer) = self.shards.at(0, values, &pass, |pass| {
                 let placed = self.embed_batch(pass, batch)?;
-                let per_layer = self.per_layer_inputs(pass, &placed.x, &batch.tokens, false);
+                let tokens = self.per_layer_tokens(&batch.tokens, &self.splice(batch));
+                let per_layer = self.per_layer_inputs(pass, &placed.x, &tokens, false);
                 Ok::<_, Error>((placed, per_layer))
             })??;
             let (added, per_layer, across) = (added.as_ref(), per_layer.as_ref(), across.as_ref());

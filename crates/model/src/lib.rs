@@ -16,6 +16,7 @@ mod build_mixers;
 mod build_per_layer;
 mod build_vision;
 mod build_world;
+mod clipped;
 mod cross_attention;
 mod decoder;
 mod delta_net;

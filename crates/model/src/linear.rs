@@ -96,6 +96,11 @@ pub trait Formula: Debug + Send + Sync {
         None
     }
 
+    /// Whether anything of it, or of the module, is trained.
+    fn trains(&self) -> bool {
+        true
+    }
+
     /// Whether [`Formula::low_rank`] has all that it adds, with A and B row by row.
     fn is_low_rank(&self) -> bool {
         false
@@ -150,7 +155,7 @@ impl Linear {
 
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
-        self.adapter.is_some()
+        self.adapter.as_ref().is_some_and(|adapter| adapter.trains())
             || self.weight.trained().is_some()
             || self.bias.as_ref().is_some_and(|bias| bias.trained().is_some())
     }

@@ -93,12 +93,12 @@ impl Rows {
         self.query_factors = Some(factors).filter(|factors| factors.iter().any(|&factor| factor != 1.0));
     }
 
-    /// From here on each query in one of the `images` of its span sees all of that image.
-    fn show(&mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) {
+    /// From here on each query in one of the `images` of its span sees what `mask` says of them.
+    fn show(&mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>], mask: MaskOf) {
         let masked = |window: &Option<Window>| {
             let spans = self.spans.iter().zip(images).map(|(span, blocks)| match blocks.as_slice() {
                 [] => span.clone(),
-                blocks => span.clone().masked(&Mask::Blocks { blocks, window: *window }),
+                blocks => span.clone().masked(&mask(blocks, *window)),
             });
             (*window, spans.collect())
         };
@@ -252,21 +252,21 @@ impl Layout {
 }
 
 impl Layout {
-    /// For an encoder: every token of a sequence sees all of it, and turns by this table. In blocks of this window a token sees
+    /// For an encoder: every token of a sequence sees all of it, and turns by these tables. In blocks of this window a token sees
     /// its part of a sequence, by the boundaries beside the window.
-    pub fn full(cu_seqlens: &[usize], rope: Option<Rope>, windows: Option<(Window, &[usize])>) -> Self {
+    pub fn full(cu_seqlens: &[usize], ropes: Vec<Rope>, windows: Option<(Window, &[usize])>) -> Self {
         let full = |cu_seqlens: &[usize]| -> Vec<Span> {
             full_spans(cu_seqlens).into_iter().map(|span| span.masked(&Mask::Full)).collect()
         };
-        let rows = |rope: Option<Rope>| Rows {
+        let rows = |ropes: Vec<Rope>| Rows {
             picked: None,
             spans: full(cu_seqlens),
             by_window: windows.iter().map(|(window, parts)| (Some(*window), full(parts))).collect(),
-            ropes: rope.into_iter().collect(),
+            ropes,
             query_factors: None,
         };
         // Every block of an encoder gives an output for every token.
-        Self { all: rows(rope), last: rows(None), shared: SharedKeyValues::default() }
+        Self { all: rows(ropes), last: rows(Vec::new()), shared: SharedKeyValues::default() }
     }
 
     /// From here on queries are scaled by their positions, where the architecture says so.
@@ -284,11 +284,33 @@ impl Layout {
     #[must_use]
     pub fn showing(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
         if images.iter().any(|of| !of.is_empty()) {
-            self.all.show(images, windows);
-            self.last.show(images, windows);
+            self.all.show(images, windows, everywhere);
+            self.last.show(images, windows, everywhere);
         }
         self
     }
+
+    /// As [`Layout::showing`], but that layers without a window stay causal, and a window bounds what a token sees before it in its image
+    /// too.
+    #[must_use]
+    pub fn showing_within(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
+        if images.iter().any(|of| !of.is_empty()) {
+            self.all.show(images, windows, within_windows);
+            self.last.show(images, windows, within_windows);
+        }
+        self
+    }
+}
+
+/// The mask of a layer with this window, in a sequence with these images.
+type MaskOf = for<'m> fn(&'m [Range<usize>], Option<Window>) -> Mask<'m>;
+
+fn everywhere(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
+    Mask::Blocks { blocks, window }
+}
+
+fn within_windows(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
+    window.map_or(Mask::Causal(None), |window| Mask::BlocksWithin { blocks, window })
 }
 
 /// One rule's table for texts that go on at `positions`, each with the frequencies of its length so far.

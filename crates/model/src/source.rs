@@ -320,6 +320,24 @@ impl Tensors<'_> {
         Norm { weight: Weight::Frozen(ones.into()), bias: None, offset: 0.0, eps: self.source.arch.rms_norm_eps as f32 }
     }
 
+    /// The values of four numbers, tensors `[]`; without bounds where nothing is read.
+    pub(super) fn bounds(&self, specs: &[TensorSpec]) -> Result<[f32; 4]> {
+        let mut bounds = [f32::NEG_INFINITY, f32::INFINITY, f32::NEG_INFINITY, f32::INFINITY];
+        for (bound, spec) in bounds.iter_mut().zip(specs).filter(|_| !self.only_counts()) {
+            let values = self.values(&spec.name, 1)?;
+            *bound = values[0];
+        }
+        let ordered = bounds[0] <= bounds[1] && bounds[2] <= bounds[3];
+        if !ordered {
+            let [first, ..] = specs else { return Ok(bounds) };
+            return Err(Error::model(format!(
+                "{} and its neighbours: bounds {bounds:?}, expected two ranges",
+                first.name
+            )));
+        }
+        Ok(bounds)
+    }
+
     /// A module's weight and bias, as they are.
     pub(super) fn plain(&mut self, spec: &LinearSpec) -> Result<(Weight, Option<Weight>)> {
         Ok((self.weight(&format!("{}.weight", spec.name))?, self.bias(spec)?))

@@ -89,6 +89,11 @@ impl VisionFiles {
         match name {
             _ if last == Some("bias") => vec![0.0; count],
             _ if name.ends_with("mm_soft_emb_norm.weight") => vec![0.0; count],
+            // Gemma 4: what clips nothing, and changes no row.
+            _ if name.ends_with("put_min") => vec![f32::NEG_INFINITY; count],
+            _ if name.ends_with("put_max") => vec![f32::INFINITY; count],
+            _ if name.ends_with(".std_bias") => vec![0.0; count],
+            _ if name.ends_with(".std_scale") || name.ends_with(".position_embedding_table") => vec![1.0; count],
             _ if is_norm_or_bias(name) || name.contains(".lambda") => vec![1.0; count],
             _ => stream.normals(self.initializer_range, count),
         }

@@ -5,7 +5,7 @@ use crate::halves_tests::{array, run_in_each};
 use crate::recurrence::State;
 use crate::route::SigmoidGate;
 use crate::{
-    altup, causal_conv1d, gated_delta_rule, gaussian_topk, group_norm, layer_norm, mamba2, pointwise, rms_match,
+    altup, causal_conv1d, clamp, gated_delta_rule, gaussian_topk, group_norm, layer_norm, mamba2, pointwise, rms_match,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,6 +44,20 @@ const SHAPES: [(usize, usize); 5] = [(1, 2), (5, 6), (17, 34), (33, 96), (3, 300
 
 fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0f32, |most, value| most.max(value.abs()))
+}
+
+#[test]
+fn bounds() {
+    for (tokens, features) in SHAPES {
+        compare(|pool, of| {
+            let act = |seed| Activation::from_rows(pool, &of(seed, tokens * features), features);
+            let (x, mut dx) = (act(1), act(2));
+            // Bounds that 16 bits hold, and that some numbers lie beyond.
+            let held = clamp::forward(&x, [-0.25, 0.5]).to_rows();
+            clamp::backward(&x, [-0.25, 0.5], &mut dx);
+            vec![("clamp", held, ONCE), ("clamp::backward", [dx.to_rows(), vec![1.0]].concat(), ONCE)]
+        });
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@
 //! | [`elementwise`] | `c x`, `x + y`, `x - y`, `a x + b y`; `y[t, j] + bias[j]`, `bias [features]`, and its gradient |
 //! | [`feature_scale`] | `y[t, j] = gain[j] v[t, j]`, `gain [features]`: `DoRA`, (IA)³ |
 //! | [`softcap`] | `cap * tanh(x / cap)` |
+//! | [`clamp`] | `min(max(x, low), high)` |
 //!
 //! | products | |
 //! |---|---|
@@ -120,6 +121,7 @@ pub mod argmax;
 pub mod attention;
 pub mod block_diagonal;
 pub mod causal_conv1d;
+pub mod clamp;
 pub mod conv2d;
 mod cuda;
 pub mod dropout;

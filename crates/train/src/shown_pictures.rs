@@ -157,7 +157,7 @@ impl ShownPictures {
         // Every patch of an image that is not cut sees every other one, in some block at least.
         let longest = tiles.iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
         let longest = (longest + vision.encoder.prefix_tokens()) as u64;
-        let head = (vision.encoder.hidden_size / vision.encoder.num_heads.max(1)) as u64;
+        let head = vision.encoder.head_dim as u64;
         // Blocks of the decoder that read the rows by cross-attention give them a gradient.
         let across = vision.start_token.is_some();
         let trains = across || vision.fixed_features().is_none();

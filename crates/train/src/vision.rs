@@ -259,12 +259,17 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
 /// Refuses images whose sides are no multiples of what becomes a row of the decoder.
 fn check_unit(folder: &Path, processing: &Processing, vision: &VisionArch) -> Result<()> {
     let own = vision.encoder.patch_size * vision.connector.side();
-    match processing.size {
-        Size::Within { unit, .. } if unit as usize != own => Err(Error::model(format!(
+    let unit = match processing.size {
+        Size::MostRows { merge, patch, .. } => Some(merge * patch),
+        Size::Within { unit, .. } => Some(unit),
+        _ => None,
+    };
+    match unit {
+        Some(unit) if unit as usize != own => Err(Error::model(format!(
             "{}: the image processor makes sides multiples of {unit} pixels, and {own} become a row of the model",
             folder.display()
         ))
-        .hint("patch_size and spatial_merge_size of processor_config.json must be those of config.json")),
+        .hint("the sides of patches and of their squares must be those of config.json")),
         _ => Ok(()),
     }
 }

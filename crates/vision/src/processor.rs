@@ -113,6 +113,10 @@ impl Processor {
                 split = (columns * rows > 1).then_some((rows as usize, columns as usize));
             }
             Size::Within { most, unit } => steps.push(smaller(width, height, most, unit)),
+            Size::MostRows { most, merge, patch } => {
+                self.check_patch(patch)?;
+                steps.push(most_rows(width, height, patch, merge, most)?);
+            }
             Size::MostPatches { most, patch } => {
                 self.check_patch(patch)?;
                 steps.push(most_patches(width, height, patch, most));
@@ -364,6 +368,30 @@ fn most_patches(width: u32, height: u32, patch: u32, most: u32) -> (u32, u32) {
     }
     let [width, height] = scaled(least);
     (width as u32, height as u32)
+}
+
+/// The largest size about in proportion with sides of multiples of `merge` patches, and so many squares of them:
+/// `get_aspect_ratio_preserving_size` of `transformers.models.gemma4.image_processing_gemma4`.
+fn most_rows(width: u32, height: u32, patch: u32, merge: u32, most: u32) -> Result<(u32, u32)> {
+    let unit = u64::from(patch) * u64::from(merge);
+    let pixels = u64::from(most) * unit * unit;
+    let factor = (pixels as f64 / (u64::from(width) * u64::from(height)) as f64).sqrt();
+    let units = |side: u32| (factor * f64::from(side) / unit as f64).floor() as u64;
+    let longest = |long: u32, short: u32| u64::from(long / short).min(u64::from(most));
+    let (wide, high) = match (units(width), units(height)) {
+        (0, 0) => {
+            return Err(Error::data(format!("an image of {width} x {height} pixels would be made 0 x 0 pixels large")));
+        }
+        (_, 0) => (longest(width, height), 1),
+        (0, _) => (1, longest(height, width)),
+        both => both,
+    };
+    if wide * high > u64::from(most) {
+        return Err(Error::data(format!(
+            "an image of {width} x {height} pixels would take more rows than max_soft_tokens, {most}"
+        )));
+    }
+    Ok(((wide * unit) as u32, (high * unit) as u32))
 }
 
 /// Columns and rows of the grid of tiles whose shape is nearest to the picture's: `get_optimal_tiled_canvas` of

@@ -15,7 +15,7 @@ use tunesmith::train::shown_pictures::ShownPictures;
 /// Rows of a batch: the same one, since all images of a pass are planned to be as large as the largest.
 const ROWS: usize = 3;
 
-pub const MODELS: [&str; 19] = [
+pub const MODELS: [&str; 21] = [
     "prefix",
     "prefix_mlp",
     "prefix_gpt2",
@@ -33,6 +33,8 @@ pub const MODELS: [&str; 19] = [
     "llava_onevision",
     "mistral3",
     "pixtral",
+    "gemma4",
+    "gemma4_31b",
     "world_kl",
     "world_prefix",
 ];

@@ -21,6 +21,13 @@ pub enum ChatForm {
         /// The token behind the rows.
         end: u32,
     },
+    /// A token that begins a picture, and one that ends it (Gemma 4).
+    Gemma4 {
+        /// The token before the rows.
+        begin: u32,
+        /// The token behind the rows.
+        end: u32,
+    },
     /// Tokens with the row and column of each tile, a line for each row of tiles, and the whole picture behind them.
     Idefics3,
     /// Nothing. A picture that is alone in its row is cut at its own shape, others are shown as a whole (LLaVA-OneVision).

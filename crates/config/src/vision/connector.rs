@@ -39,6 +39,22 @@ pub enum Step {
         /// Features of its input and of its output.
         shape: [usize; 2],
     },
+    /// An `RMSNorm` without weights over so many features.
+    PlainNorm {
+        /// Features of a row.
+        size: usize,
+        /// Added to the mean square.
+        eps: f64,
+    },
+    /// Every number is multiplied by this.
+    Scale(f32),
+    /// `(x - bias) * scale`, feature by feature, with two tensors that are never trained (Gemma 4).
+    Standardize {
+        /// Names of the tensors for bias and scale.
+        names: [String; 2],
+        /// Features of a row.
+        size: usize,
+    },
     /// A function of each number.
     Function(Pointwise),
     /// Zeroes this share of the numbers in training. A connector has at most one.

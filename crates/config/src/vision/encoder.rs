@@ -16,15 +16,20 @@ pub struct Encoder {
     pub intermediate_size: usize,
     /// Blocks of the checkpoint; those above [`Feature::blocks`] are neither loaded nor computed.
     pub num_hidden_layers: usize,
-    /// Attention heads of a block; together they are `hidden_size` wide.
+    /// Attention heads of a block.
     pub num_heads: usize,
+    /// Heads of keys and values.
+    pub num_kv_heads: usize,
+    /// Features of a head, often `hidden_size` over the number of heads.
+    pub head_dim: usize,
     /// Color channels of a picture, often 3.
     pub channels: usize,
     /// Side of a square patch in pixels.
     pub patch_size: usize,
     /// Frames of a patch, where the patch embedding is a 3-D convolution (Qwen-VL); an image is as many equal frames.
     pub frames: Option<usize>,
-    /// Rows and columns of patches for which the checkpoint has positions; zeros where it has none.
+    /// Rows and columns of patches for which the checkpoint has positions; zeros where it has none. With [`Interpolation::Axes`] 2, and
+    /// the places of an axis.
     pub grid: [usize; 2],
     /// Added to the variance in every norm.
     pub norm_eps: f64,
@@ -36,6 +41,8 @@ pub struct Encoder {
     pub registers: usize,
     /// Whether the patch embedding is a linear module on patches `[row, column, channel]`, and no convolution (SigLIP 2 NaFlex).
     pub channels_last: bool,
+    /// Whether values of a picture from 0 to 1 become those from -1 to 1 before the patch embedding (Gemma 4).
+    pub centered: bool,
     /// Whether the patch embedding adds a bias.
     pub patch_bias: bool,
     /// Whether q, k and v add a bias.
@@ -50,6 +57,13 @@ pub struct Encoder {
     pub rms_norm: bool,
     /// Whether a norm stands before the blocks (CLIP).
     pub pre_norm: bool,
+    /// The norms of each head's queries and keys, by their names in a block. Values then have one without weights, and scores are not
+    /// scaled (Gemma 4).
+    pub head_norms: Option<[&'static str; 2]>,
+    /// The norms of the outputs of attention and of the MLP before they join the stream, by their names in a block (Gemma 4).
+    pub post_norms: Option<[&'static str; 2]>,
+    /// Whether the linear modules of blocks clip their inputs and outputs to bounds that the checkpoint has ([`CLIP_BOUNDS`]).
+    pub clipped: bool,
     /// Whether branches are multiplied by a learned factor a feature before they join the stream (`DINOv2`).
     pub layer_scale: bool,
     /// How learned positions are found for another number of patches; `None` where no position is learned.
@@ -58,6 +72,10 @@ pub struct Encoder {
     pub rope_theta: Option<f64>,
     /// Whether rows and columns take the frequencies of a whole head in turns, and do not have the same ones (Pixtral).
     pub rope_in_turns: bool,
+    /// Whether the first half of a head turns by a patch's column, and the second one by its row, each as a head of its own (Gemma 4).
+    pub rope_by_halves: bool,
+    /// Whether its class pools its rows, which its model's connector does here: it is no part of a pair (Gemma 4).
+    pub pooled: bool,
     /// Attention within parts of a tile.
     pub windows: Option<Windows>,
     /// The block whose output the connector takes, whether the last norm follows, and which rows are kept.
@@ -129,7 +147,13 @@ pub enum Interpolation {
     Antialiased,
     /// Bilinear, with the first and the last position at the ends of a side (`align_corners=True`): Qwen3-VL.
     Bilinear,
+    /// Not at all: a patch's position is the sum of those of its column and of its row, each from a table of its own (Gemma 4).
+    Axes,
 }
+
+/// What a linear module that clips has beside its own, in this order: tensors `[]` next to the module's own name's last part. Inputs are
+/// held within the first two, outputs within the last two.
+pub const CLIP_BOUNDS: [&str; 4] = ["input_min", "input_max", "output_min", "output_max"];
 
 /// Names of an encoder's tensors behind its prefix, without `.weight` and `.bias`, as Transformers 5 has them in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

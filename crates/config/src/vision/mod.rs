@@ -11,6 +11,7 @@ mod connector;
 mod connectors;
 mod encoder;
 mod families;
+mod image_processors;
 mod joined;
 mod latents;
 mod models;
@@ -27,15 +28,16 @@ use tunesmith_base::words::count;
 pub use chat::{ChatForm, ChatImages};
 pub use connector::{Connector, Norm, Pairing, Step};
 pub use connectors::{CONNECTORS, ConnectorFamily};
-pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
+pub use encoder::{BlockNames, CLIP_BOUNDS, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
 pub use families::{ENCODERS, EncoderFamily};
+pub use image_processors::{Resample, Size};
 pub use joined::{AnyRes, Joined, Taps};
 pub use latents::{
     Convolution, LatentEncoder, LatentLayer, LatentNorm, LatentNormKind, Residual, SpatialAttention, WORLD_ENCODER,
 };
 pub use models::SEEING;
 pub use pixtral::PIXTRAL_TOKENS;
-pub use processing::{Backend, PanAndScan, Processing, Resample, Size};
+pub use processing::{Backend, PanAndScan, Processing};
 pub use world::{WORLD_PROJECTOR, WORLD_SETTINGS, WORLD_TOKENS, WORLD_WEIGHTS, World, WorldSettings};
 
 /// What a folder has that holds both parts of a pair, beside the files of the text model: `vision_config`, `connector_hidden_size`,
@@ -58,11 +60,13 @@ pub struct VisionArch {
     pub deepstack: Vec<Deepstack>,
     /// Where the tokens of a text with images have a time, a row and a column; `None` where they are counted.
     pub mrope: Option<Mrope>,
-    /// Whether the rows of an image see each other in the decoder, those after them too (Gemma 3).
-    pub bidirectional: bool,
+    /// In which blocks of the decoder the rows of an image see each other, those after them too.
+    pub bidirectional: Bidirectional,
     /// Whether the tokens before an answer see each other, those after them too (`PaliGemma`): of a row all up to its first label,
     /// of a text that is generated its prompt.
     pub prefix: bool,
+    /// The token whose embedding for each block the rows of pictures have, where blocks have embeddings of their own (Gemma 4).
+    pub per_layer_token: Option<u32>,
     /// The token that begins a text where the decoder's blocks read pictures by cross-attention: it stands in the place of a picture's
     /// rows, which are not among the text's (`VisionEncoderDecoderModel`). `None`: pictures' rows stand among those of the text.
     pub start_token: Option<u32>,
@@ -87,6 +91,17 @@ pub enum Features {
     Encoder,
     /// The connector's rows, `[rows, width of the decoder]`.
     Connector,
+}
+
+/// In which blocks of the decoder the rows of an image see those after them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bidirectional {
+    /// In none.
+    Never,
+    /// In all. With a window, a row sees all of its image (Gemma 3).
+    Always,
+    /// In those with a window, which bounds what a row sees before it in its image too (Gemma 4).
+    Windowed,
 }
 
 /// A connector behind an inner block of the encoder.

@@ -10,7 +10,7 @@ use super::connectors;
 use super::encoder::{Encoder, Feature};
 use super::families::{ENCODERS, EncoderFamily};
 use super::joined::{self, AnyRes};
-use super::{Deepstack, Mrope, VisionArch, VisionTraining};
+use super::{Bidirectional, Deepstack, Mrope, VisionArch, VisionTraining};
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
 
@@ -23,7 +23,7 @@ const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 const LAYER: &str = "vision_feature_layer";
 
 /// The model types below, whose models see images, for messages.
-pub const SEEING: &str = "gemma3, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm, vision-encoder-decoder";
+pub const SEEING: &str = "gemma3, gemma4, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm, vision-encoder-decoder";
 
 fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     let text = read_text(path)?.ok_or_else(|| {
@@ -149,7 +149,31 @@ fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let begin = token(source, &["boi_token_id", "boi_token_index"], 255_999)?;
     let end = token(source, &["eoi_token_id", "eoi_token_index"], 256_000)?;
     let chat = ChatImages { token: token(source, &IMAGE, 262_144)?, form: ChatForm::Gemma3 { begin, end } };
-    Ok(VisionArch { chat: Some(chat), bidirectional: true, ..whole(source, encoder, decoder_size)? })
+    Ok(VisionArch { chat: Some(chat), bidirectional: Bidirectional::Always, ..whole(source, encoder, decoder_size)? })
+}
+
+fn gemma4(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
+    if source.get("vision_config").is_none() {
+        return Err(source.mismatch("vision_config", "an object: without one the model sees no images"));
+    }
+    let mut encoder = encoder(&source.part("vision_config")?, Some("gemma4_vision"))?;
+    TOWER.clone_into(&mut encoder.prefix);
+    let begin = token(source, &["boi_token_id"], 255_999)?;
+    let end = token(source, &["eoi_token_id"], 258_882)?;
+    let chat =
+        ChatImages { token: token(source, &["image_token_id"], 258_880)?, form: ChatForm::Gemma4 { begin, end } };
+    let text = source.part("text_config")?;
+    // Its class puts this token in the place of an image's rows before it looks embeddings up.
+    if text.is_null("pad_token_id") {
+        return Err(text.mismatch("pad_token_id", "a token id, which the rows of images have"));
+    }
+    let per_layer_token = Some(token(&text, &["pad_token_id"], 0)?);
+    let bidirectional = match text.text("use_bidirectional_attention")? {
+        None => Bidirectional::Never,
+        Some("vision") => Bidirectional::Windowed,
+        Some(_) => return Err(text.mismatch("use_bidirectional_attention", "null or \"vision\"")),
+    };
+    Ok(VisionArch { chat: Some(chat), bidirectional, per_layer_token, ..whole(source, encoder, decoder_size)? })
 }
 
 fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -271,8 +295,9 @@ fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
         connector,
         deepstack: Vec::new(),
         mrope: None,
-        bidirectional: false,
+        bidirectional: Bidirectional::Never,
         prefix: false,
+        per_layer_token: None,
         start_token: None,
         any_res: None,
         world: None,
@@ -293,6 +318,7 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         "llava" => llava(&source, decoder_size),
         "llava_onevision" => llava_onevision(&source, decoder_size),
         "gemma3" => gemma3(&source, decoder_size),
+        "gemma4" => gemma4(&source, decoder_size),
         "idefics3" | "smolvlm" => idefics3(&source, decoder_size),
         "mistral3" => mistral3(&source, decoder_size),
         "paligemma" => paligemma(&source, decoder_size),
@@ -360,6 +386,9 @@ fn encoder_part(source: Source<'_>) -> Result<Source<'_>> {
 
 fn paired(part: &Source<'_>, pairing: &Pairing, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(part, None)?;
+    if encoder.pooled {
+        return Err(part.not_yet(format!("an encoder {} beside another text model", encoder.family)));
+    }
     TOWER.clone_into(&mut encoder.prefix);
     if let Some(index) = pairing.feature_layer {
         encoder.feature = feature_layer(part, "num_hidden_layers", index, &encoder)?;

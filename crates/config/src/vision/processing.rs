@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::image_processors::{CLASSES, Class, Resample, SOFT_TOKENS, Size};
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
 
@@ -54,83 +55,6 @@ pub struct PanAndScan {
     pub min_ratio_to_activate: f64,
 }
 
-/// The size that a picture gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Size {
-    /// The picture keeps its size.
-    Kept,
-    /// `[height, width]`, whatever its shape.
-    Exact([u32; 2]),
-    /// The shorter side is so long; the other one in proportion.
-    ShortestEdge(u32),
-    /// The longer side is first made so long; the picture is then cut into square tiles, and shown once more as a whole in the size of
-    /// a tile (Idefics 3, `SmolVLM`).
-    Tiles {
-        /// The longer side before it is cut.
-        longest_edge: u32,
-        /// The side of a tile.
-        tile: u32,
-        /// Whether it is cut; else it is shown as a whole alone.
-        split: bool,
-    },
-    /// The picture is resized to a grid of tiles whose shape is nearest to its own, cut, and shown once more as a whole in the size of a
-    /// tile (`InternVL`).
-    Canvas {
-        /// Height and width of a tile.
-        tile: [u32; 2],
-        /// Whether it is cut; else it gets the size of a tile.
-        cut: bool,
-        /// The fewest tiles of a picture.
-        least: u32,
-        /// The most tiles of a picture.
-        most: u32,
-    },
-    /// The picture is shown as a whole in the size of a tile. Where it is alone in its row, it is also resized within one of
-    /// [`Processing::grids`], put in its middle, and cut into square tiles (LLaVA-OneVision).
-    AnyRes {
-        /// The side of a tile.
-        tile: u32,
-    },
-    /// Sides about in proportion and multiples of a patch, as large as so many patches allow (SigLIP 2 NaFlex).
-    MostPatches {
-        /// The most patches of a picture.
-        most: u32,
-        /// The side of a patch in pixels.
-        patch: u32,
-    },
-    /// The picture is made smaller until its sides are at most so long. They then become multiples of `unit` pixels (Pixtral).
-    Within {
-        /// The most pixels of its height and of its width.
-        most: [u32; 2],
-        /// Pixels of a side that become one row of the decoder, and a column.
-        unit: u32,
-    },
-    /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
-    Pixels {
-        /// The fewest pixels of a picture.
-        least: u64,
-        /// The most pixels of a picture.
-        most: u64,
-        /// Patches of a side that become one row of the decoder.
-        merge: u32,
-        /// The side of a patch in pixels.
-        patch: u32,
-    },
-}
-
-/// A filter of resizing, by the numbers that Pillow gives them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resample {
-    /// The nearest pixel.
-    Nearest,
-    /// A triangle.
-    Bilinear,
-    /// A cubic with the parameter -0.5.
-    Bicubic,
-    /// The sinc function under a window of three.
-    Lanczos,
-}
-
 /// The library whose rounding resizing follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backend {
@@ -140,129 +64,6 @@ pub enum Backend {
     /// Pillow's, which older versions and `use_fast=False` take.
     Pil,
 }
-
-/// What a class assumes where a key is absent.
-struct Class {
-    /// Without `Fast` or `Pil` at its end.
-    name: &'static str,
-    /// An older name of the class, or empty.
-    older: &'static str,
-    size: Size,
-    resample: Resample,
-    crops: bool,
-    normal: [[f32; 3]; 2],
-}
-
-const HALF: [[f32; 3]; 2] = [[0.5; 3]; 2];
-const OPENAI: [[f32; 3]; 2] = [[0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_6, 0.275_777_1]];
-const SQUARE: Size = Size::Exact([224; 2]);
-
-const CLASSES: &[Class] = &[
-    Class {
-        name: "BitImageProcessor",
-        older: "",
-        size: Size::ShortestEdge(224),
-        resample: Resample::Bicubic,
-        crops: true,
-        normal: OPENAI,
-    },
-    Class {
-        name: "CLIPImageProcessor",
-        older: "CLIPFeatureExtractor",
-        size: Size::ShortestEdge(224),
-        resample: Resample::Bicubic,
-        crops: true,
-        normal: OPENAI,
-    },
-    Class {
-        name: "Gemma3ImageProcessor",
-        older: "",
-        size: SQUARE,
-        resample: Resample::Bilinear,
-        crops: false,
-        normal: HALF,
-    },
-    Class {
-        name: "GotOcr2ImageProcessor",
-        older: "",
-        size: Size::Canvas { tile: [384; 2], cut: false, least: 1, most: 12 },
-        resample: Resample::Bicubic,
-        crops: false,
-        normal: OPENAI,
-    },
-    Class {
-        name: "Idefics3ImageProcessor",
-        older: "",
-        size: Size::Tiles { longest_edge: 4 * 364, tile: 364, split: true },
-        resample: Resample::Lanczos,
-        crops: false,
-        normal: HALF,
-    },
-    Class {
-        name: "LlavaImageProcessor",
-        older: "",
-        size: Size::ShortestEdge(224),
-        resample: Resample::Bicubic,
-        crops: true,
-        normal: OPENAI,
-    },
-    Class {
-        name: "LlavaOnevisionImageProcessor",
-        older: "",
-        size: Size::AnyRes { tile: 384 },
-        resample: Resample::Bicubic,
-        crops: false,
-        normal: OPENAI,
-    },
-    Class {
-        name: "PixtralImageProcessor",
-        older: "",
-        size: Size::Within { most: [1024; 2], unit: 16 },
-        resample: Resample::Bicubic,
-        crops: false,
-        normal: OPENAI,
-    },
-    Class {
-        name: "Qwen2VLImageProcessor",
-        older: "",
-        size: Size::Pixels { least: 56 * 56, most: 28 * 28 * 1280, merge: 2, patch: 14 },
-        resample: Resample::Bicubic,
-        crops: false,
-        normal: OPENAI,
-    },
-    Class {
-        name: "Siglip2ImageProcessor",
-        older: "",
-        size: Size::MostPatches { most: 256, patch: 16 },
-        resample: Resample::Bilinear,
-        crops: false,
-        normal: HALF,
-    },
-    Class {
-        name: "SiglipImageProcessor",
-        older: "",
-        size: SQUARE,
-        resample: Resample::Bicubic,
-        crops: false,
-        normal: HALF,
-    },
-    Class {
-        name: "SmolVLMImageProcessor",
-        older: "",
-        size: Size::Tiles { longest_edge: 4 * 364, tile: 364, split: true },
-        resample: Resample::Lanczos,
-        crops: false,
-        normal: HALF,
-    },
-    Class {
-        name: "ViTImageProcessor",
-        older: "ViTFeatureExtractor",
-        size: SQUARE,
-        resample: Resample::Bilinear,
-        crops: false,
-        normal: HALF,
-    },
-];
 
 impl Processing {
     /// Reads the files of a model folder.
@@ -297,7 +98,7 @@ impl Processing {
 
 /// Keys without which an image processor does not compute if they are null: the step that reads each, if there is a switch for it, and the
 /// beginnings of the classes that do; of all without one.
-const NEEDED: [(&str, Option<&str>, &[&str]); 11] = [
+const NEEDED: [(&str, Option<&str>, &[&str]); 13] = [
     (
         "size",
         Some("do_resize"),
@@ -311,7 +112,9 @@ const NEEDED: [(&str, Option<&str>, &[&str]); 11] = [
     ("image_grid_pinpoints", None, &["LlavaOnevision"]),
     ("merge_size", None, &["Qwen2VL"]),
     ("temporal_patch_size", None, &["Qwen2VL"]),
-    ("patch_size", None, &["Pixtral", "Qwen2VL", "Siglip2"]),
+    ("patch_size", None, &["Gemma4", "Pixtral", "Qwen2VL", "Siglip2"]),
+    ("max_soft_tokens", None, &["Gemma4"]),
+    ("pooling_kernel_size", None, &["Gemma4"]),
     ("max_num_patches", None, &["Siglip2"]),
 ];
 
@@ -350,7 +153,12 @@ fn read(source: &Source<'_>) -> Result<Processing> {
             .hint(format!("image processors in this version: {}", known.join(", ")))
     })?;
     let pan_and_scan = pan_and_scan(source, class)?;
-    let normalize = source.flag("do_normalize", true)?;
+    let resample = resample(source, class.resample)?;
+    // Its class asks torchvision for the nearest pixel as older versions chose it.
+    if matches!(class.size, Size::MostRows { .. }) && resample == Resample::Nearest {
+        return Err(source.not_yet(format!("resample: 0 (nearest) for {}", class.name)));
+    }
+    let normalize = source.flag("do_normalize", !matches!(class.size, Size::MostRows { .. }))?;
     let mean = channels(source, "image_mean", class.normal[0])?;
     let normal = [mean, channels(source, "image_std", class.normal[1])?];
     // With these, no byte becomes a value that f32 does not hold.
@@ -371,7 +179,12 @@ fn read(source: &Source<'_>) -> Result<Processing> {
     let any_res = matches!(class.size, Size::AnyRes { .. });
     let cuts = matches!(
         class.size,
-        Size::Tiles { .. } | Size::Pixels { .. } | Size::MostPatches { .. } | Size::Canvas { .. } | Size::Within { .. }
+        Size::Tiles { .. }
+            | Size::Pixels { .. }
+            | Size::MostPatches { .. }
+            | Size::MostRows { .. }
+            | Size::Canvas { .. }
+            | Size::Within { .. }
     );
     if cuts && !source.flag("do_resize", true)? {
         return Err(source.not_yet(format!("do_resize: false for {}", class.name)));
@@ -397,12 +210,12 @@ fn read(source: &Source<'_>) -> Result<Processing> {
         square: (squared || any_res).then(|| mean.map(|mean| (mean * 255.0) as u8)),
         size,
         pan_and_scan,
-        resample: resample(source, class.resample)?,
+        resample,
         backend: Backend::default(),
         crop: if source.flag("do_center_crop", class.crops)? { Some(crop(source)?) } else { None },
         rescale: source.flag("do_rescale", true)?.then_some(rescale),
         normalize: normalize.then_some(normal),
-        channels_last: matches!(class.size, Size::MostPatches { .. }),
+        channels_last: matches!(class.size, Size::MostPatches { .. } | Size::MostRows { .. }),
         grids,
         frames: match class.size {
             Size::Pixels { .. } => source.size_up_to("temporal_patch_size", Some(2), 64)?,
@@ -490,6 +303,15 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         let most = source.size_up_to("max_num_patches", Some(most as usize), MOST)? as u32;
         let patch = source.size_up_to("patch_size", Some(patch as usize), MOST)? as u32;
         return Ok(Size::MostPatches { most, patch });
+    }
+    if let Size::MostRows { most, merge, patch } = class.size {
+        let most = source.size("max_soft_tokens", Some(most as usize))?;
+        if !SOFT_TOKENS.contains(&most) {
+            return Err(source.mismatch("max_soft_tokens", "70, 140, 280, 560 or 1120"));
+        }
+        let merge = source.size_up_to("pooling_kernel_size", Some(merge as usize), 64)? as u32;
+        let patch = source.size_up_to("patch_size", Some(patch as usize), MOST)? as u32;
+        return Ok(Size::MostRows { most: most as u32, merge, patch });
     }
     if let Size::Within { most, unit } = class.size {
         return within(source, most, unit);

@@ -1,5 +1,6 @@
 //! Tensors and linear modules of encoder and connector: names, shapes, which are trained, and how files call them.
 use super::connector::Norm;
+use super::encoder::{CLIP_BOUNDS, Interpolation};
 use super::{Connector, Encoder, Features, LatentEncoder, Step, VisionArch, VisionTraining, WORLD_ENCODER};
 use crate::tensor_specs::{LinearSpec, TensorSpec};
 
@@ -34,13 +35,15 @@ impl Encoder {
     /// The linear modules of attention in block `layer`: query, key, value (or one for all three), output.
     pub fn attention_linears(&self, layer: usize) -> Vec<LinearSpec> {
         let (names, hidden) = (&self.names.block, self.hidden_size);
+        let [queries, others] = [self.num_heads, self.num_kv_heads].map(|heads| heads * self.head_dim);
         let of = |name: &str, sizes, bias| linear(self.block_name(layer, name), sizes, bias, Some(layer));
         let mut linears = if self.fused_qkv {
             vec![of(names.query, [3 * hidden, hidden], self.qkv_bias)]
         } else {
-            [names.query, names.key, names.value].map(|name| of(name, [hidden; 2], self.qkv_bias)).to_vec()
+            let modules = [(names.query, queries), (names.key, others), (names.value, others)];
+            modules.map(|(name, outputs)| of(name, [outputs, hidden], self.qkv_bias)).to_vec()
         };
-        linears.push(of(names.out, [hidden; 2], self.bias));
+        linears.push(of(names.out, [hidden, queries], self.bias));
         linears
     }
 
@@ -58,6 +61,13 @@ impl Encoder {
     /// Every linear module of block `layer`.
     pub fn block_linears(&self, layer: usize) -> Vec<LinearSpec> {
         [self.attention_linears(layer), self.mlp_linears(layer)].concat()
+    }
+
+    /// The bounds of a linear module of a block ([`CLIP_BOUNDS`]); none where it does not clip.
+    pub fn bounds(&self, linear: &LinearSpec) -> Vec<TensorSpec> {
+        let module = linear.name.rsplit_once('.').map_or("", |(module, _)| module);
+        let bounds = CLIP_BOUNDS.into_iter().filter(|_| self.clipped);
+        bounds.map(|bound| tensor(format!("{module}.{bound}"), &[])).collect()
     }
 
     /// Tensors before the blocks.
@@ -84,8 +94,11 @@ impl Encoder {
             tensors.push(tensor(format!("{patch}.bias"), &[hidden]));
         }
         if self.interpolation.is_some() {
-            let positions = [self.positions(), hidden];
-            let shape = if names.positions_batched { vec![1, positions[0], hidden] } else { positions.to_vec() };
+            let shape = match self.interpolation {
+                Some(Interpolation::Axes) => vec![self.grid[0], self.grid[1], hidden],
+                _ if names.positions_batched => vec![1, self.positions(), hidden],
+                _ => vec![self.positions(), hidden],
+            };
             tensors.push(tensor(self.name(names.positions), &shape));
         }
         if self.pre_norm {
@@ -99,6 +112,10 @@ impl Encoder {
         let (names, hidden) = (&self.names.block, self.hidden_size);
         let mut tensors = norm(&self.block_name(layer, names.norm1), hidden, self.rms_norm);
         tensors.extend(self.attention_linears(layer).iter().flat_map(tensors_of));
+        let heads = |name: &str| norm(&self.block_name(layer, name), self.head_dim, self.rms_norm);
+        tensors.extend(self.head_norms.iter().flatten().flat_map(|name| heads(name)));
+        let behind = |name: &str| norm(&self.block_name(layer, name), hidden, self.rms_norm);
+        tensors.extend(self.post_norms.iter().flatten().flat_map(|name| behind(name)));
         let scale = |name: &str| tensor(self.block_name(layer, name), &[hidden]);
         tensors.extend(self.layer_scale.then(|| scale(names.scale1)));
         tensors.extend(norm(&self.block_name(layer, names.norm2), hidden, self.rms_norm));
@@ -107,8 +124,8 @@ impl Encoder {
         tensors
     }
 
-    /// The tensors that pictures come through, in that order.
-    pub fn tensors(&self) -> Vec<TensorSpec> {
+    /// The tensors that pictures come through, in that order, but bounds of modules, which are never trained.
+    pub fn trainable_tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = self.stem_tensors();
         tensors.extend((0..self.feature.blocks).flat_map(|layer| self.block_tensors(layer)));
         if self.feature.final_norm {
@@ -116,18 +133,36 @@ impl Encoder {
         }
         tensors
     }
+
+    /// All tensors that pictures come through.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let mut tensors = self.trainable_tensors();
+        let linears = (0..self.feature.blocks).flat_map(|layer| self.block_linears(layer));
+        tensors.extend(linears.flat_map(|linear| self.bounds(&linear)));
+        tensors
+    }
 }
 
 impl Step {
+    /// Whether its tensors are trained with the connector.
+    const fn is_trainable(&self) -> bool {
+        !matches!(self, Self::Standardize { .. })
+    }
+
     /// Names and shapes of its tensors.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         match self {
             Self::Norm(Norm { name, size, rms, .. }) => norm(name, *size, *rms),
             Self::Linear(linear) => tensors_of(linear),
             Self::Matrix { name, shape } => vec![tensor(name.clone(), shape)],
-            Self::SideBySide(_) | Self::ByFeature(_) | Self::Mean(_) | Self::Function(_) | Self::Dropout(_) => {
-                Vec::new()
-            }
+            Self::Standardize { names, size } => names.iter().map(|name| tensor(name.clone(), &[*size])).collect(),
+            Self::SideBySide(_)
+            | Self::ByFeature(_)
+            | Self::Mean(_)
+            | Self::PlainNorm { .. }
+            | Self::Scale(_)
+            | Self::Function(_)
+            | Self::Dropout(_) => Vec::new(),
         }
     }
 }
@@ -138,15 +173,21 @@ impl Connector {
         self.steps.iter().flat_map(Step::tensors).collect()
     }
 
+    /// Those that can be trained.
+    pub fn trainable_tensors(&self) -> Vec<TensorSpec> {
+        self.steps.iter().filter(|step| step.is_trainable()).flat_map(Step::tensors).collect()
+    }
+
     /// The module that holds all of it, where its parts' names have one before them.
     fn module(&self) -> String {
-        let names: Vec<String> = self.tensors().into_iter().map(|spec| spec.name).collect();
+        let names: Vec<String> = self.trainable_tensors().into_iter().map(|spec| spec.name).collect();
         let first = names.first().map_or("", String::as_str);
         let shared = |end: usize| names.iter().all(|name| name.starts_with(&first[..end]));
         let end = first.match_indices('.').map(|(at, _)| at).take_while(|at| shared(at + 1)).last();
         let module = end.map_or("", |end| &first[..end]);
         // A single linear module is in the module that is the connector.
-        let with_tensors: Vec<&Step> = self.steps.iter().filter(|step| !step.tensors().is_empty()).collect();
+        let with_tensors: Vec<&Step> =
+            self.steps.iter().filter(|step| step.is_trainable() && !step.tensors().is_empty()).collect();
         let module = match with_tensors[..] {
             [Step::Linear(_)] => module.trim_start_matches("model.").split('.').next().unwrap_or_default(),
             _ => module,
@@ -200,13 +241,13 @@ impl VisionArch {
         let (training, encoder) = (&self.training, &self.encoder);
         let mut tensors = Vec::new();
         if training.encoder {
-            tensors.extend(encoder.tensors());
+            tensors.extend(encoder.trainable_tensors());
         } else {
             let first = encoder.feature.blocks.saturating_sub(training.last_blocks);
             tensors.extend((first..encoder.feature.blocks).flat_map(|layer| encoder.block_tensors(layer)));
         }
         if training.connector {
-            tensors.extend(self.connectors().flat_map(Connector::tensors));
+            tensors.extend(self.connectors().flat_map(Connector::trainable_tensors));
         }
         tensors.extend(self.newline().filter(|_| training.newline));
         tensors.extend(self.world.iter().flat_map(|world| world.projector.tensors()));
@@ -216,13 +257,13 @@ impl VisionArch {
     /// What has been trained where these tensors are, adapters' among them.
     pub fn trained_by(&self, has: &dyn Fn(&str) -> bool) -> VisionTraining {
         let all = |tensors: Vec<TensorSpec>| !tensors.is_empty() && tensors.iter().all(|spec| has(&spec.name));
-        let encoder = all(self.encoder.tensors());
+        let encoder = all(self.encoder.trainable_tensors());
         let blocks = (0..self.encoder.feature.blocks).rev();
         let last_blocks = blocks.take_while(|&layer| !encoder && all(self.encoder.block_tensors(layer))).count();
         let linears = (0..self.encoder.feature.blocks).flat_map(|layer| self.encoder.block_linears(layer));
         let adapted = linears.filter(|linear| has(&format!("{}.lora_A.weight", linear.name)));
         let adapters = adapted.map(|linear| linear.name).collect();
-        let connector = all(self.connector.tensors());
+        let connector = all(self.connector.trainable_tensors());
         let newline = self.newline().is_some_and(|spec| has(&spec.name));
         VisionTraining { connector, newline, encoder, last_blocks, adapters, ..self.training.clone() }
     }

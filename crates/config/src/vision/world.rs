@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use super::connector::Connector;
 use super::connectors;
+use super::image_processors::{Resample, Size};
 use super::latents::LatentEncoder;
-use super::processing::{Backend, Processing, Resample, Size};
+use super::processing::{Backend, Processing};
 use crate::enums::{ProjectionArchitecture, WorldProjection};
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};

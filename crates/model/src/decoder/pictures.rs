@@ -7,11 +7,12 @@ use crate::params::Params;
 use crate::pass::{Layout, Pass};
 use crate::positions::{Positions, Shown};
 use crate::vision::{Splice, Trace, Training, by_sequence};
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_base::error::Result;
-use tunesmith_config::vision::VisionArch;
+use tunesmith_config::vision::{Bidirectional, VisionArch};
 use tunesmith_data::batch::{Batch, IGNORE, ImageRows};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::spans::Window;
@@ -95,12 +96,19 @@ impl Model {
 
     /// Whether a picture's rows see those after them.
     pub(super) fn sees_both_ways(&self) -> bool {
-        self.vision.as_ref().is_some_and(|vision| vision.arch.bidirectional)
+        self.vision.as_ref().is_some_and(|vision| vision.arch.bidirectional != Bidirectional::Never)
     }
 
     /// A layout whose pictures' rows see each other, where the model is such. `images` has the runs of each sequence.
     pub(super) fn showing(&self, layout: Layout, images: &[Vec<Range<usize>>]) -> Layout {
-        if self.sees_both_ways() || self.has_prefix() { layout.showing(images, &self.windows()) } else { layout }
+        let windowed = self.vision.as_ref().is_some_and(|vision| vision.arch.bidirectional == Bidirectional::Windowed);
+        if windowed {
+            layout.showing_within(images, &self.windows())
+        } else if self.sees_both_ways() || self.has_prefix() {
+            layout.showing(images, &self.windows())
+        } else {
+            layout
+        }
     }
 
     /// Boundaries and rotary tables of a batch, whose head looks at the tokens `rows` (rising).
@@ -173,6 +181,15 @@ impl Model {
     pub(super) fn splice(&self, batch: &Batch) -> Splice {
         let shown = if self.arch.reads_images_across() { &[] } else { batch.images.as_slice() };
         Splice::new(shown, batch.tokens.len())
+    }
+
+    /// The tokens whose embeddings for each block the rows of a stream have: in the place of pictures' rows that of the model's own choice.
+    pub(super) fn per_layer_tokens<'t>(&self, tokens: &'t [u32], splice: &Splice) -> Cow<'t, [u32]> {
+        let token = self.vision.as_ref().and_then(|vision| vision.arch.per_layer_token);
+        let Some(token) = token.filter(|_| !splice.images.is_empty()) else { return tokens.into() };
+        let mut tokens = tokens.to_vec();
+        splice.images.iter().for_each(|&row| tokens[row] = token);
+        tokens.into()
     }
 
     /// Puts the rows of pictures into the stream or beside it. `training` is that of a training pass.

@@ -108,8 +108,9 @@ impl Model {
         let (trains_per_layer, trains_embedding) = (self.trains_per_layer(), self.embedding.trains());
         let position_ids = self.position_ids(batch);
         let positions = self.positions.as_ref().zip(position_ids.as_deref());
+        let per_layer_tokens = self.per_layer_tokens(&batch.tokens, &splice);
         let mut before_norm = None;
-        let (x, seen, per_layer, of_positions) = self.shards.at(0, values, &pass, |pass| {
+        let (placed, embedded, per_layer, of_positions) = self.shards.at(0, values, &pass, |pass| {
             let (mut x, seen) = self.embed_training(pass, batch, training)?;
             if self.embedding_norm.is_some() && trains_embedding {
                 before_norm = Some(self.look_up(pass, &batch.tokens));
@@ -118,12 +119,13 @@ impl Model {
                 let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
                 noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
             }
-            let per_layer = self.per_layer_inputs(pass, &x, &batch.tokens, trains_per_layer);
+            let placed = self.place(x, seen, &splice, Some(training));
+            let per_layer = self.per_layer_inputs(pass, &placed.x, &per_layer_tokens, trains_per_layer);
             let of_positions = positions.map(|(it, ids)| it.rows(pass, ids));
-            Ok::<_, Error>((x, seen, per_layer, of_positions))
+            let embedded = trains_per_layer.then(|| placed.x.copy());
+            Ok::<_, Error>((placed, embedded, per_layer, of_positions))
         })??;
-        let embedded = trains_per_layer.then(|| x.copy());
-        let Placed { mut x, added, across, trace: pictures } = self.place(x, seen, &splice, Some(training));
+        let Placed { mut x, added, across, trace: pictures } = placed;
         if let Some(rows) = of_positions {
             elementwise::add(&mut x, &rows);
         }
@@ -181,8 +183,8 @@ impl Model {
         if let Some(mut dx) = dx.filter(|_| trains_below) {
             grads.open(embedding.clone());
             if let (Some(it), Some(inputs), Some(x)) = (&self.per_layer, per_layer, embedded) {
-                let tokens = (batch.tokens.as_slice(), self.arch.pad_token_id);
-                let dx = trains_embedding.then_some(&mut dx);
+                let tokens = (&*per_layer_tokens, self.arch.pad_token_id);
+                let dx = (trains_embedding || trains_vision).then_some(&mut dx);
                 self.shards.at(0, values, &pass, |pass| it.backward(pass, inputs, (&x, dx), tokens, grads))?;
             }
             if let Some((it, ids)) = positions {

@@ -9,6 +9,7 @@ use crate::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::Dropout;
 use tunesmith_ops::elementwise;
+use tunesmith_ops::feature_scale;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
 use tunesmith_ops::pointwise::{self, Function};
 
@@ -24,7 +25,16 @@ pub enum Step {
     Mean(usize),
     Norm(Norm),
     Linear(Linear),
-    Matrix { weight: Weight, out_features: usize },
+    Matrix {
+        weight: Weight,
+        out_features: usize,
+    },
+    Scale(f32),
+    /// Takes off the first and multiplies by the second, feature by feature; neither is trained.
+    Standardize {
+        bias: Weight,
+        scale: Weight,
+    },
     Function(Function),
     Dropout,
 }
@@ -180,7 +190,13 @@ impl Step {
             Self::Norm(norm) => norm.trains(),
             Self::Linear(linear) => linear.trains(),
             Self::Matrix { weight, .. } => weight.trains(),
-            Self::SideBySide(_) | Self::ByFeature(_) | Self::Mean(_) | Self::Function(_) | Self::Dropout => false,
+            Self::SideBySide(_)
+            | Self::ByFeature(_)
+            | Self::Mean(_)
+            | Self::Scale(_)
+            | Self::Standardize { .. }
+            | Self::Function(_)
+            | Self::Dropout => false,
         }
     }
 
@@ -217,6 +233,14 @@ impl Step {
                 let matrix = Matrix::transposed(weight.store(), *out_features);
                 matmul(&mut y, Init::Zero, &[Term { matrix, x }]);
                 (y, None, None)
+            }
+            Self::Scale(factor) => (elementwise::scaled(x, *factor), None, None),
+            Self::Standardize { bias, scale } => {
+                let (bias, scale) = (bias.view(pass.values), scale.view(pass.values));
+                let mut y = elementwise::scaled(x, -1.0);
+                elementwise::add_bias(&mut y, bias.vector());
+                elementwise::scale(&mut y, -1.0);
+                (feature_scale::times(&y, scale.vector()), None, None)
             }
             Self::Function(function) => (pointwise::forward(*function, x), None, None),
             Self::Dropout => unreachable!("the connector knows what is dropped"),
@@ -265,6 +289,10 @@ impl Step {
                     matmul(&mut dx, Init::Zero, &[Term { matrix: Matrix::rows(weight.store(), *out_features), x: dy }]);
                     dx
                 })
+            }
+            Self::Scale(factor) => want_dx.then(|| elementwise::scaled(dy, *factor)),
+            Self::Standardize { scale, .. } => {
+                want_dx.then(|| feature_scale::times(dy, scale.view(pass.values).vector()))
             }
             Self::Function(function) => want_dx.then(|| {
                 let mut dx = input.unwrap_or_else(|| first.copy());

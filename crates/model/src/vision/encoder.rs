@@ -65,10 +65,10 @@ impl Order {
     }
 }
 
-/// The rotary table of an encoder whose queries and keys turn.
-fn rope(pass: &Pass<'_>, spec: &Spec, tiles: &Tiles, order: Option<&Order>) -> Option<Rope> {
-    let quarter = spec.hidden_size / spec.num_heads / 4;
-    let theta = spec.rope_theta? as f32;
+/// The rotary tables of an encoder whose queries and keys turn: one, or one for each half of a head.
+fn ropes(pass: &Pass<'_>, spec: &Spec, tiles: &Tiles, order: Option<&Order>) -> Vec<Rope> {
+    let quarter = spec.head_dim / 4;
+    let Some(theta) = spec.rope_theta.map(|theta| theta as f32) else { return Vec::new() };
     // Rows and columns have the frequencies of half a head each, or every other one of a whole head's.
     let (step, width) = if spec.rope_in_turns { (2, 4 * quarter) } else { (1, 2 * quarter) };
     let frequency = |index: usize| 1.0 / theta.powf((2 * index) as f32 / width as f32);
@@ -79,8 +79,16 @@ fn rope(pass: &Pass<'_>, spec: &Spec, tiles: &Tiles, order: Option<&Order>) -> O
         None => places,
     });
     let positions = [places[0].as_slice(), places[1].as_slice()];
-    let part = (places[0].len(), (inv_freq.as_slice(), 1.0));
-    Some(Rope::with_components(pass.pool, &positions, &sections(&[quarter, quarter]), [part]))
+    let count = places[0].len();
+    if spec.rope_by_halves {
+        let of_half = |axis: usize| {
+            let part = (count, (&inv_freq[..quarter], 1.0));
+            Rope::with_components(pass.pool, &positions, &vec![axis; quarter], [part])
+        };
+        return vec![of_half(1), of_half(0)];
+    }
+    let part = (count, (inv_freq.as_slice(), 1.0));
+    vec![Rope::with_components(pass.pool, &positions, &sections(&[quarter, quarter]), [part])]
 }
 
 impl Encoder {
@@ -113,8 +121,8 @@ impl Encoder {
         let windows = order.as_ref().zip(self.spec.windows.as_ref());
         let windows =
             windows.map(|(order, windows)| (Window::Chunked(windows.side * windows.side), order.windows.as_slice()));
-        let rope = rope(pass, &self.spec, tiles, order.as_ref());
-        let layout = Layout::full(&tiles.cu_seqlens(prefix), rope, windows);
+        let ropes = ropes(pass, &self.spec, tiles, order.as_ref());
+        let layout = Layout::full(&tiles.cu_seqlens(prefix), ropes, windows);
         let (mut x, stem) = self.stem.forward(pass, &self.spec, tiles, patches);
         if let Some(order) = &order {
             x = x.gather(&order.forth);

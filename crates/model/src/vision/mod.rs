@@ -39,7 +39,7 @@ use std::sync::Arc;
 pub(crate) use streams::Trace;
 use tiles::Tiles;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::vision::{Features, VisionArch};
+use tunesmith_config::vision::{Features, Interpolation, VisionArch};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::dropout::{Dropout, key};
@@ -220,6 +220,15 @@ impl Vision {
         if tiles.iter().any(|tile| !tile.rows.is_multiple_of(side) || !tile.columns.is_multiple_of(side)) {
             return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));
         }
+        if self.arch.encoder.interpolation == Some(Interpolation::Axes) {
+            let places = self.arch.encoder.grid[1];
+            if let Some(tile) = tiles.iter().find(|tile| tile.rows.max(tile.columns) > places) {
+                let (rows, columns) = (tile.rows, tile.columns);
+                return Err(Error::data(format!(
+                    "an image of {rows} x {columns} patches, and the encoder has {places} positions a side"
+                )));
+            }
+        }
         if let Some(joined) = &image.pixels.joined {
             let [down, across] = joined.tiles;
             let [high, wide] = joined.tile;
@@ -299,7 +308,14 @@ impl Vision {
                 let count = pixels.patches.len() / parts;
                 part * count..(part + 1) * count
             };
+            // As the class does it, after the image processor.
+            let centered = |value: &f32| 2.0 * value - 1.0;
+            let centers = self.arch.encoder.centered && self.arch.features.is_none();
             match pictures {
+                _ if centers => {
+                    let all = pictures.iter().flat_map(|pixels| &pixels.patches[of(pixels)]);
+                    Activation::from_rows(&self.pool, &all.map(centered).collect::<Vec<f32>>(), width)
+                }
                 [one] => Activation::from_rows(&self.pool, &one.patches[of(one)], width),
                 several => {
                     let all = several.iter().flat_map(|pixels| &pixels.patches[of(pixels)]);

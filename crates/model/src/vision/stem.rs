@@ -119,6 +119,12 @@ fn picks(spec: &Spec, tiles: &Tiles) -> bool {
 fn add_positions(pass: &Pass<'_>, table: &Weight, spec: &Spec, tiles: &Tiles, x: &mut Activation) {
     let hidden = spec.hidden_size;
     let table = table.view(pass.values);
+    if spec.interpolation == Some(Interpolation::Axes) {
+        for ids in tiles.axes(spec) {
+            elementwise::add(x, &embedding::forward(pass.pool, table.store(), hidden, &ids, 1.0));
+        }
+        return;
+    }
     if picks(spec, tiles) {
         let (rows, ids) = tiles.positions(spec);
         let part = embedding::forward(pass.pool, table.store(), hidden, &ids, 1.0);
@@ -153,6 +159,12 @@ fn add_positions(pass: &Pass<'_>, table: &Weight, spec: &Spec, tiles: &Tiles, x:
 /// Adds the gradient of the table of positions, given that of the tokens. Where positions are interpolated, it is the
 /// weights' matrix times the gradient.
 fn positions_backward(table: &Weight, spec: &Spec, tiles: &Tiles, dx: &Activation, grads: &mut Grads<'_>) {
+    if spec.interpolation == Some(Interpolation::Axes) {
+        for ids in tiles.axes(spec) {
+            table.add_embedding_gradient(dx, &ids, 1.0, None, grads);
+        }
+        return;
+    }
     if picks(spec, tiles) {
         let (rows, ids) = tiles.positions(spec);
         return table.add_embedding_gradient(&dx.gather(&rows), &ids, 1.0, None, grads);

@@ -91,6 +91,13 @@ impl Tiles {
         (self.position_rows(spec), ids)
     }
 
+    /// Where each axis has a table of its own, one behind the other: the entry for each patch's column, and the one for its row.
+    pub fn axes(&self, spec: &Spec) -> [Vec<u32>; 2] {
+        let [rows, columns] = self.places();
+        let first = spec.grid[1] as u32;
+        [columns, rows.into_iter().map(|row| first + row).collect()]
+    }
+
     /// For each of the `side * side` places of a square of patches: which patch has that place, in every square of every tile,
     /// squares row by row. Patches count over all tiles.
     pub fn squares(&self, side: usize) -> Vec<Vec<usize>> {

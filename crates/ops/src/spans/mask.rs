@@ -53,6 +53,13 @@ pub enum Mask<'a> {
         /// The window of the causal part.
         window: Option<Window>,
     },
+    /// As [`Mask::Blocks`], but that no query sees a key before its window. Images of Gemma 4.
+    BlocksWithin {
+        /// Positions of each block's tokens: rising, none in two blocks.
+        blocks: &'a [Range<usize>],
+        /// What bounds all that a query sees before it.
+        window: Window,
+    },
 }
 
 impl Mask<'_> {
@@ -72,6 +79,10 @@ impl Mask<'_> {
                     }
                     _ => causal,
                 }
+            }
+            Self::BlocksWithin { blocks, window } => {
+                let seen = Mask::Blocks { blocks, window: Some(window) }.keys_of(position, keys);
+                window.first(position)..seen.end
             }
         };
         seen.start..seen.end.min(keys)
@@ -122,6 +133,8 @@ mod tests {
             {
                 let mask = Mask::Blocks { blocks: &blocks, window: Some(window) };
                 test(mask, &|i, j| inside(i, j) || in_one_block(i, j));
+                let mask = Mask::BlocksWithin { blocks: &blocks, window };
+                test(mask, &|i, j| j >= window.first(i) && (j <= i || in_one_block(i, j)));
             }
         }
     }

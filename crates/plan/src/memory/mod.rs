@@ -195,7 +195,8 @@ impl<'a> Predictor<'a> {
         let (arch, job) = (self.job.arch, &self.job);
         let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
         let (mut held, mut most, mut on_host, mut encoders) = (0u64, 0u64, 0u64, 0u64);
-        let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
+        // Bounds of modules are numbers of the program's own.
+        let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors()).filter(|spec| !spec.shape.is_empty());
         let trained_there: BTreeSet<String> =
             arch.vision.iter().flat_map(|vision| vision.trained_tensors()).map(|spec| spec.name).collect();
         for (spec, sees) in

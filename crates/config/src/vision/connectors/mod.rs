@@ -1,6 +1,7 @@
 //! The kinds of connectors: each has one file, which turns a model's `config.json` into [`Step`]s, and one line here. Shapes, names of
 //! tensors, and both passes follow from the steps.
 mod average_pool;
+mod gemma4;
 mod linear;
 mod merger;
 mod mlp;
@@ -31,6 +32,7 @@ pub struct ConnectorFamily {
 /// Every kind of connector that can be computed.
 pub static CONNECTORS: &[&ConnectorFamily] = &[
     &average_pool::FAMILY,
+    &gemma4::FAMILY,
     &linear::FAMILY,
     &merger::FAMILY,
     &mlp::FAMILY,

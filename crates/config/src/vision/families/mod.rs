@@ -1,6 +1,7 @@
 //! The families of encoders: each has one file, which turns its part of a `config.json` into an [`Encoder`], and one line here.
 mod clip;
 mod dinov2;
+mod gemma4;
 mod idefics3;
 mod internvl;
 mod pixtral;
@@ -33,6 +34,7 @@ pub struct EncoderFamily {
 pub static ENCODERS: &[&EncoderFamily] = &[
     &clip::FAMILY,
     &dinov2::FAMILY,
+    &gemma4::FAMILY,
     &idefics3::FAMILY,
     &internvl::FAMILY,
     &pixtral::FAMILY,
@@ -102,6 +104,8 @@ pub(super) fn encoder(
         intermediate_size: source.size("intermediate_size", Some(defaults.intermediate_size))?,
         num_hidden_layers,
         num_heads,
+        num_kv_heads: num_heads,
+        head_dim: hidden_size / num_heads,
         channels: source.size_up_to("num_channels", Some(3), 16)?,
         patch_size,
         frames: None,
@@ -111,6 +115,7 @@ pub(super) fn encoder(
         class_token: false,
         registers: 0,
         channels_last: false,
+        centered: false,
         patch_bias: true,
         qkv_bias: true,
         bias: true,
@@ -118,10 +123,15 @@ pub(super) fn encoder(
         gated_mlp: false,
         rms_norm: false,
         pre_norm: false,
+        head_norms: None,
+        post_norms: None,
+        clipped: false,
         layer_scale: false,
         interpolation: Some(Interpolation::Bicubic),
         rope_theta: None,
         rope_in_turns: false,
+        rope_by_halves: false,
+        pooled: false,
         windows: None,
         feature: Feature { blocks: num_hidden_layers, final_norm: true, drop_prefix: true },
         initializer_range: source.positive("initializer_range", 0.02)?,

@@ -119,6 +119,9 @@ pub(super) fn side(processing: &Processing) -> Option<u32> {
         (None, Size::Exact(size) | Size::Canvas { tile: size, .. }) => square(size),
         (None, Size::Tiles { tile, .. } | Size::AnyRes { tile }) => Some(tile),
         (None, Size::ShortestEdge(side)) => processing.square.map(|_| side),
-        (None, Size::Kept | Size::MostPatches { .. } | Size::Within { .. } | Size::Pixels { .. }) => None,
+        (
+            None,
+            Size::Kept | Size::MostPatches { .. } | Size::MostRows { .. } | Size::Within { .. } | Size::Pixels { .. },
+        ) => None,
     }
 }

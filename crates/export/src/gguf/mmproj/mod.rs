@@ -110,6 +110,14 @@ impl Mmproj {
             return unknown("a text model paired with an image encoder (vision.encoder)");
         }
         let Some(projector) = Projector::of(family, &vision.encoder) else {
+            if vision.encoder.pooled {
+                return Err(Error::model(format!(
+                    "not yet: llama.cpp's file (mmproj) of the image encoder of {family}"
+                ))
+                .hint(
+                    "if encoder and connector are unchanged, use the published file, or convert_hf_to_gguf.py --mmproj",
+                ));
+            }
             return unknown(&format!("the image encoder of a {family} model"));
         };
         let processing = Processing::open(base)?;
