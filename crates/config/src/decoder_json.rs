@@ -219,7 +219,7 @@ impl Source<'_> {
     /// Qwen2-MoE's sliding windows: with `use_sliding_window`, in every other block before `max_window_layers`.
     pub(super) fn early_windows(&self, arch: &mut Arch) -> Result<()> {
         let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
-        let end = self.size("max_window_layers", Some(28))?;
+        let end = self.count("max_window_layers", 28)?;
         self.layer_windows(arch, window, |layer| window.is_some() && layer % 2 == 0 && layer < end)
     }
 
@@ -541,5 +541,13 @@ mod tests {
         let mut odd = sizes;
         odd["qk_rope_head_dim"] = json!(5);
         assert!(read("mistral4", &odd).unwrap_err().contains("qk_rope_head_dim is 5, expected an even number"));
+    }
+
+    #[test]
+    fn windows_of_qwen2_moe_may_end_before_the_first_block() {
+        let sizes = json!({"hidden_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24, "use_sliding_window": true, "sliding_window": 4, "max_window_layers": 0});
+        let arch = read("qwen2_moe", &sizes).unwrap();
+        assert!(arch.attentions().all(|attention| attention.window.is_none()));
     }
 }
