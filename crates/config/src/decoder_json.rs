@@ -550,4 +550,13 @@ mod tests {
         let arch = read("qwen2_moe", &sizes).unwrap();
         assert!(arch.attentions().all(|attention| attention.window.is_none()));
     }
+
+    #[test]
+    fn a_text_is_as_long_as_scaling_lets_it_be_and_learned_positions_end() {
+        let rope = json!({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0});
+        let sizes = json!({"hidden_size": 64, "max_position_embeddings": 32, "rope_parameters": rope});
+        assert_eq!(read("llama", &sizes).unwrap().reach(), 256);
+        let gpt2 = json!({"n_embd": 52, "n_head": 4, "n_layer": 1, "n_positions": 64, "rope_parameters": rope});
+        assert_eq!(read("gpt2", &gpt2).unwrap().reach(), 64);
+    }
 }
