@@ -101,6 +101,8 @@ MORE = [
     ("head_dim", [None]),
     ("unknown_key", [1]),
 ]
+# Further values of a key: an odd head where nothing turns, and less than a pair that turns.
+FURTHER = {"n_head": [64], "partial_rotary_factor": [0.1]}
 # Keys of other classes, where a class does not have them.
 OTHERS = [
     {"attention_bias": True}, {"qkv_bias": True}, {"mlp_bias": True}, {"use_bias": True}, {"conv_bias": True}, {"lm_head_bias": True},
@@ -184,6 +186,7 @@ def every_variant(family, config, first):
         found += [(key, other) for other in ([*values[:3], *values[-6:]] if few else values)]
     known = set(kind.attribute_map) | {field.name for field in dataclasses.fields(kind)} | set(config)
     found += [("*", other) for other in OTHERS if first is None and not known & set(other)]
+    found += [(key, other) for key, _ in keys(config) for other in FURTHER.get(key.split(".")[-1], []) if first is None]
     for key, other in found:
         text = json.dumps([key, other])
         if text not in seen and json.dumps(lookup(config, key)) != json.dumps(other):

@@ -57,7 +57,7 @@ fn tokens_of(session: &ModelSession, whole: &ClassifierInput) -> Result<(Vec<u32
     let split = session.config.data.split_special_tokens;
     let (mut ids, _) =
         classifier_input_ids(whole, &session.tokenizer, session.template.as_ref(), arch.padding(), split, None)?;
-    let limit = session.config.model.max_seq_len.min(arch.max_position_embeddings);
+    let limit = session.config.model.max_seq_len.min(arch.reach());
     let truncated = ids.len() > limit;
     match session.config.data.truncation {
         Truncation::Left => ids = ids.split_off(ids.len().saturating_sub(limit)),

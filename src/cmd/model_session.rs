@@ -14,7 +14,7 @@ use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::peft;
 use crate::config::arch::Vocabulary;
 use crate::config::vision::has_encoder;
-use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
+use crate::config::{Config, Flag, Mode, Quantization, Source, is_hub_name};
 use crate::data::batch::{Example, ImageRows};
 use crate::data::row::{Conversation, Row};
 use crate::data::{ChatPictures, ChatTemplate, Pictures, ReasoningForm, Shown, Tokenizer, before_caption, is_link};
@@ -116,6 +116,7 @@ impl AskArgs {
             flags.push(Flag { name: "--model", key: "model.name", value: model.clone() });
         }
         let (resolved, from_file) = self.config.load_optional(&flags)?;
+        let no_length = *resolved.source("model.max_seq_len") == Source::Default;
         let mut config = resolved.config;
         if self.model.is_some() {
             config.model.local_dir = None;
@@ -170,6 +171,10 @@ impl AskArgs {
             }
         };
         let Parts { arch, weights, below, .. } = parts;
+        // As in training, longer texts than the context are read only where they are asked for.
+        if no_length {
+            config.model.max_seq_len = config.model.max_seq_len.min(arch.max_position_embeddings);
+        }
         config.model.quantization =
             quantize::resolve(&arch, &config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
         if let Some(sight) = &sight {
@@ -250,7 +255,7 @@ fn conversation(messages: Vec<Value>) -> Conversation {
 impl ModelSession {
     /// The settings of a generation.
     pub fn settings(&self) -> Settings {
-        Settings::new(&self.config, self.model.arch.max_position_embeddings, self.stop_ids.clone())
+        Settings::new(&self.config, self.model.arch.reach(), self.stop_ids.clone())
     }
 
     /// Whether an adapter is loaded, which can be switched off.
@@ -290,7 +295,7 @@ impl ModelSession {
         let template = self.template.as_ref().ok_or_else(|| {
             Error::data("the model has no chat template").hint("set data.chat_template: chatml, or ask with --raw")
         })?;
-        let most = Some(self.model.arch.max_position_embeddings);
+        let most = Some(self.model.arch.reach());
         if messages.images.is_empty() {
             let text = template.render(&messages, true)?.text;
             let split = self.config.data.split_special_tokens;
@@ -329,13 +334,13 @@ impl ModelSession {
     /// # Errors
     /// [`crate::Kind::Data`]: it leaves no room for an answer.
     pub fn plain(&self, text: &str) -> Result<Prompt> {
-        let most = Some(self.model.arch.max_position_embeddings);
+        let most = Some(self.model.arch.reach());
         self.fits(self.tokenizer.encode_first(text, true, most)?.ids, text.len())
     }
 
     /// Checks that a prompt leaves room for an answer. `ids` may be cut off if they are too many; `bytes` is the text's length.
     fn fits(&self, ids: Vec<u32>, bytes: usize) -> Result<Prompt> {
-        let limit = self.model.arch.max_position_embeddings;
+        let limit = self.model.arch.reach();
         match ids.len() {
             0 => Err(Error::data("the prompt is empty")),
             length if length < limit => Ok(Prompt { ids, images: Vec::new() }),

@@ -1,5 +1,5 @@
 //! `tunesmith infer` and `chat`, and validations that answer: the binary on the tiny model of the run tests.
-use crate::run::fixture::{Fixture, said, train, tunesmith};
+use crate::run::fixture::{Fixture, model_config, said, train, tunesmith, write_model_of};
 use serde_json::Value;
 use std::io::Write as _;
 use std::path::Path;
@@ -201,6 +201,28 @@ fn what_cannot_be_asked_is_refused() {
         }
     }
     assert_eq!(std::fs::read(&rows).unwrap(), text);
+}
+
+/// They stopped at `max_position_embeddings`, where training goes on.
+#[test]
+fn texts_are_as_long_as_scaled_positions_let_them_be() {
+    let fixture = Fixture::new();
+    let model = fixture.path("model");
+    let mut config = model_config();
+    let ask = |length: usize| {
+        let prompt = "x".repeat(length);
+        let given = ["--raw", "--prompt", &prompt, "--max-new-tokens", "4", "--json"];
+        run(&[&["infer", "--model", model.to_str().unwrap()], &given[..]].concat(), "")
+    };
+    config["max_position_embeddings"] = 32.into();
+    write_model_of(&model, &config);
+    assert!(said(&ask(40)).contains("the model's context 32: there is no room"), "{}", said(&ask(40)));
+    config["rope_scaling"] = serde_json::json!({"rope_type": "dynamic", "factor": 4.0});
+    write_model_of(&model, &config);
+    let output = ask(40);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap()["prompt_tokens"], 40);
+    assert!(said(&ask(128)).contains("the model's context 128: there is no room"), "{}", said(&ask(128)));
 }
 
 /// An adapter on a base that it was not trained on is refused, as by `merge` and `eval`, unless that is asked for.

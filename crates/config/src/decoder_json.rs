@@ -106,7 +106,7 @@ impl Source<'_> {
             return Err(self.mismatch("head_dim", "a whole number, or no such key"));
         }
         let head_dim = self.head_dim(defaults.head_dim, hidden_size, num_attention_heads)?;
-        if !head_dim.is_multiple_of(2) {
+        if defaults.turns && defaults.partial_rotary.is_none() && !head_dim.is_multiple_of(2) {
             return Err(self.error(format!("head_dim is {head_dim}, expected an even number")));
         }
         let num_hidden_layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
@@ -114,8 +114,10 @@ impl Source<'_> {
             self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
         let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
         let partial = defaults.partial_rotary.unwrap_or(1.0);
-        let rope = self.rope(head_dim, max_position_embeddings, defaults.theta, partial, defaults.two_ropes)?;
-        if rope.rotary_dim != head_dim && defaults.partial_rotary.is_none() {
+        // Transformers checks the rule of a class that turns nothing too; it says nothing of the width of heads then.
+        let turned = if defaults.turns { head_dim } else { head_dim.next_multiple_of(2) };
+        let rope = self.rope(turned, max_position_embeddings, defaults.theta, partial, defaults.two_ropes)?;
+        if rope.rotary_dim != turned && defaults.partial_rotary.is_none() {
             return Err(self
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
                 .hint("the class in Transformers always rotates whole heads: remove the key"));
@@ -126,7 +128,7 @@ impl Source<'_> {
             num_kv_heads: self.size_or("num_key_value_heads", kv_heads.unwrap_or(num_attention_heads))?,
             head_dim,
             window: None,
-            rope: Some(0),
+            rope: defaults.turns.then_some(0),
             kv_from: None,
             gate: GateSpec::None,
             v_norm: false,
@@ -155,7 +157,7 @@ impl Source<'_> {
             per_layer: None,
             altup: None,
             layer_scalar: false,
-            ropes: vec![rope],
+            ropes: if defaults.turns { vec![rope] } else { Vec::new() },
             attention_scale: (head_dim as f64).powf(-0.5),
             scale_by_layer: false,
             query_scaling: None,
@@ -217,7 +219,7 @@ impl Source<'_> {
     /// Qwen2-MoE's sliding windows: with `use_sliding_window`, in every other block before `max_window_layers`.
     pub(super) fn early_windows(&self, arch: &mut Arch) -> Result<()> {
         let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
-        let end = self.size("max_window_layers", Some(28))?;
+        let end = self.count("max_window_layers", 28)?;
         self.layer_windows(arch, window, |layer| window.is_some() && layer % 2 == 0 && layer < end)
     }
 
@@ -467,6 +469,8 @@ pub(super) struct Defaults {
     pub partial_rotary: Option<f64>,
     /// Whether the rope parameters have an object for each kind of block.
     pub two_ropes: bool,
+    /// Whether queries and keys are turned by their positions.
+    pub turns: bool,
 }
 
 impl Default for Defaults {
@@ -485,6 +489,74 @@ impl Default for Defaults {
             activation: HiddenAct::Silu,
             partial_rotary: None,
             two_ropes: false,
+            turns: true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arch::Arch;
+    use serde_json::{Map, Value, json};
+    use std::path::Path;
+
+    /// A small model of a class, with more keys.
+    fn read(model_type: &str, more: &Value) -> Result<Arch, String> {
+        let mut config: Map<String, Value> = Map::new();
+        for sizes in [
+            &json!({"model_type": model_type, "vocab_size": 97, "hidden_size": 52, "intermediate_size": 50,
+                "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}),
+            more,
+        ] {
+            config.extend(sizes.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
+        }
+        Arch::from_json(&Value::from(config).to_string(), Path::new("config.json")).map_err(|error| error.to_string())
+    }
+
+    fn width(arch: &Arch) -> usize {
+        arch.attentions().next().map_or(0, |attention| attention.head_dim)
+    }
+
+    #[test]
+    fn heads_are_even_where_all_of_them_turns() {
+        let gpt2 = read("gpt2", &json!({"n_embd": 52, "n_head": 4, "n_layer": 1, "n_positions": 64})).unwrap();
+        assert_eq!((width(&gpt2), gpt2.ropes.len(), gpt2.reach()), (13, 0, 64));
+        let granite = json!({"layer_types": ["attention"], "shared_intermediate_size": 50, "num_local_experts": 0});
+        let plain = read("granitemoehybrid", &granite).unwrap();
+        assert_eq!((width(&plain), plain.ropes.len()), (13, 0));
+        let mut turned = granite;
+        turned["position_embedding_type"] = json!("rope");
+        for (model_type, more) in [("granitemoehybrid", &turned), ("llama", &json!({}))] {
+            let error = read(model_type, more).unwrap_err();
+            assert!(error.contains("head_dim is 13, expected an even number"), "{model_type}: {error}");
+        }
+    }
+
+    #[test]
+    fn of_latent_heads_only_the_turned_part_is_even() {
+        let sizes = json!({"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 10,
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24});
+        let arch = read("mistral4", &sizes).unwrap();
+        assert_eq!((width(&arch), arch.ropes[0].rotary_dim), (11, 4));
+        let mut odd = sizes;
+        odd["qk_rope_head_dim"] = json!(5);
+        assert!(read("mistral4", &odd).unwrap_err().contains("qk_rope_head_dim is 5, expected an even number"));
+    }
+
+    #[test]
+    fn windows_of_qwen2_moe_may_end_before_the_first_block() {
+        let sizes = json!({"hidden_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24, "use_sliding_window": true, "sliding_window": 4, "max_window_layers": 0});
+        let arch = read("qwen2_moe", &sizes).unwrap();
+        assert!(arch.attentions().all(|attention| attention.window.is_none()));
+    }
+
+    #[test]
+    fn a_text_is_as_long_as_scaling_lets_it_be_and_learned_positions_end() {
+        let rope = json!({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0});
+        let sizes = json!({"hidden_size": 64, "max_position_embeddings": 32, "rope_parameters": rope});
+        assert_eq!(read("llama", &sizes).unwrap().reach(), 256);
+        let gpt2 = json!({"n_embd": 52, "n_head": 4, "n_layer": 1, "n_positions": 64, "rope_parameters": rope});
+        assert_eq!(read("gpt2", &gpt2).unwrap().reach(), 64);
     }
 }

@@ -187,9 +187,10 @@ impl Source<'_> {
         }
         let kind = self.text("rope_type")?.or(self.text("type")?).unwrap_or("default");
         let share = (around.head_dim as f64 * partial) as usize;
-        // The other pairs have the frequency 0.
-        let rotary_dim = if kind == "proportional" { around.head_dim } else { share };
-        if partial > 1.0 || share < 2 || !rotary_dim.is_multiple_of(2) {
+        // The other pairs have the frequency 0, all of them if the share is less than a pair.
+        let proportional = kind == "proportional";
+        let rotary_dim = if proportional { around.head_dim } else { share };
+        if partial > 1.0 || share < 2 && !proportional || !rotary_dim.is_multiple_of(2) {
             return Err(self.error(format!(
                 "partial_rotary_factor is {partial}, expected a share of head_dim {} that is an even number of features",
                 around.head_dim

@@ -54,7 +54,7 @@ impl EvalSplit<'_> {
     ) -> Result<Metrics> {
         let Self { config, dataset, .. } = *self;
         let mut metrics = Metrics::new(&config.eval, config.train.seed)?.with_likelihood();
-        let settings = Settings::new(config, model.arch.max_position_embeddings, stop_ids.to_vec());
+        let settings = Settings::new(config, model.arch.reach(), stop_ids.to_vec());
         let decoder = AnswerDecoder { tokenizer: &dataset.tokenizer, stop_strings: &config.generation.stop_strings };
         let prompts = PROMPTS.max(settings.texts_at_once(model.device()));
         let mut generator = RowGenerator { dataset, split: self.split, sources, settings, decoder };

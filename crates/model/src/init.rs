@@ -43,12 +43,18 @@ impl Stream {
     }
 }
 
-/// Whether a tensor is a norm's weight or a bias, which Hugging Face neither decays nor draws at random. Encoders number their
+/// Whether a tensor is a norm's weight or a bias, which Hugging Face does not draw at random. Encoders number their
 /// norms.
 pub fn is_norm_or_bias(name: &str) -> bool {
     let module = name.strip_suffix(".weight").and_then(|module| module.rsplit('.').next());
     let is_norm = |module: &str| module.trim_end_matches(['1', '2', '_']).contains("norm") || module.starts_with("ln_");
     module.is_some_and(is_norm) || is_bias(name)
+}
+
+/// Whether Hugging Face's `Trainer` decays a tensor: all but norms and biases, and the norm behind Nemotron-H's blocks. Its name is
+/// `norm_f`, which the patterns of `get_decay_parameter_names` miss, and its class is not `LayerNorm`.
+pub fn decays(name: &str) -> bool {
+    !is_norm_or_bias(name) || name.ends_with(".norm_f.weight")
 }
 
 /// As Hugging Face's `Trainer` finds them: `dt_bias` too.
@@ -100,5 +106,25 @@ mod tests {
         assert!(uniforms.iter().all(|x| x.abs() <= 0.5));
         assert!((uniforms.iter().map(|x| x * x).sum::<f32>() / 1e5 - 0.25 / 3.0).abs() < 2e-3);
         assert_ne!(Stream::new(1, "a").normals(1.0, 4), Stream::new(2, "a").normals(1.0, 4));
+    }
+
+    /// The patterns of Transformers' `Trainer.get_decay_parameter_names`: `bias`, `layernorm`, `rmsnorm`, `(?:^|\.)norm(?:$|\.)` and
+    /// `_norm(?:$|\.)`.
+    fn trainer_decays(name: &str) -> bool {
+        let name = name.to_lowercase();
+        let within = ["bias", "layernorm", "rmsnorm"].iter().any(|pattern| name.contains(pattern));
+        !within && name.split('.').all(|part| part != "norm" && !part.ends_with("_norm"))
+    }
+
+    #[test]
+    fn tensors_of_nemotron_h_decay_as_in_the_trainer() {
+        let config = r#"{"model_type": "nemotron_h", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "head_dim": 8,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "layers_block_type": ["mamba", "attention", "mlp"],
+            "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2}"#;
+        let arch = Arch::from_json(config, std::path::Path::new("config.json")).unwrap();
+        assert!(decays("model.norm_f.weight"));
+        for spec in arch.tensors() {
+            assert_eq!(decays(&spec.name), trainer_decays(&spec.name), "{}", spec.name);
+        }
     }
 }

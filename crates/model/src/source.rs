@@ -178,7 +178,7 @@ impl Tensors<'_> {
             return self.counted(name, shape);
         }
         if self.trained.contains(name) {
-            let decay = !init::is_norm_or_bias(name) || self.source.config.train.decay_norms_and_bias;
+            let decay = init::decays(name) || self.source.config.train.decay_norms_and_bias;
             let renamed = self.renamed.get(name).map_or(name, String::as_str).to_owned();
             let count = shape.iter().product();
             let stored = self.source.stored(name, count).filter(|_| self.vision(name).is_none());

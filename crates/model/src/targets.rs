@@ -285,7 +285,8 @@ impl Targets {
         let placed: BTreeSet<&str> = placements.iter().map(|placement| placement.module.as_str()).collect();
         let biases = arch.tensors().into_iter().map(|spec| spec.name);
         let named = biases.filter_map(|name| {
-            let module = name.strip_suffix(".bias")?;
+            // Those of routed experts are stacked in Transformers (`down_proj_bias`), and PEFT trains what is called `.bias`.
+            let module = name.strip_suffix(".bias").filter(|module| !module.contains(".experts."))?;
             match (self.bias, placed.contains(module)) {
                 (Bias::All, false) => Some((name.clone(), name.clone())),
                 // PEFT's wrapper of a module with an adapter holds the module itself as `base_layer`.
@@ -445,5 +446,29 @@ fn hint_nearest<'n>(error: Error, entry: &str, names: impl IntoIterator<Item = &
     match nearest(entry, names.iter().copied()) {
         Some(name) => error.hint(format!("did you mean {name}?")),
         None => error.hint(format!("known: {}", names.into_iter().collect::<Vec<_>>().join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn biases_of_experts_are_trained_by_no_adapter_as_in_peft() {
+        let config = r#"{"model_type": "gpt_oss", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "layer_types": ["full_attention"], "attention_bias": true}"#;
+        let arch = Arch::from_json(config, Path::new("config.json")).unwrap();
+        let modules = TargetModules::List(vec!["q_proj".to_owned()]);
+        let lora = LoraConfig { target_modules: modules, bias: Bias::All, ..LoraConfig::default() };
+        let placements = place(&arch, &lora).unwrap();
+        let mut names = lora.targets().names_beside(&arch, &placements).unwrap();
+        names.sort_unstable();
+        // Parameters of Transformers' class whose names end in `.bias`; the experts' are `gate_up_proj_bias` and `down_proj_bias`.
+        let attention = ["k_proj.bias", "o_proj.bias", "q_proj.base_layer.bias", "v_proj.bias"];
+        let expected = attention.map(|name| format!("model.layers.0.self_attn.{name}"));
+        assert_eq!(names[0], "model.layers.0.mlp.router.bias");
+        assert_eq!(names[1..], expected);
     }
 }

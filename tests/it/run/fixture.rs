@@ -140,7 +140,7 @@ pub fn write_model(directory: &Path) {
     write_model_of(directory, &model_config());
 }
 
-fn write_model_of(directory: &Path, config: &Value) {
+pub fn write_model_of(directory: &Path, config: &Value) {
     std::fs::create_dir_all(directory).unwrap();
     let write = |name: &str, value: &Value| std::fs::write(directory.join(name), value.to_string()).unwrap();
     write("config.json", config);

@@ -105,7 +105,8 @@ pub(super) fn dense(source: &Source<'_>, family: &'static Family, defaults: &Def
 fn full_attention(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
     let k_eq_v = source.flag("attention_k_eq_v", false)?;
     let full: Vec<usize> = (0..arch.num_hidden_layers).filter(|&layer| is_full(&arch.blocks[layer])).collect();
-    let of_blocks = match source.get("per_layer_config") {
+    // Null is a newer file too, one without a difference.
+    let of_blocks = match source.map.get("per_layer_config") {
         Some(found) => Some(per_layer_config(source, found, &full)?),
         None => None,
     };
@@ -135,11 +136,12 @@ fn is_full(block: &BlockSpec) -> bool {
     block.attention().is_some_and(|attention| attention.window.is_none())
 }
 
-/// The entry that all blocks with full attention have in `per_layer_config`.
+/// The entry that all blocks with full attention have in `per_layer_config`; an empty one where their heads are as the others'.
 fn per_layer_config<'a>(source: &Source<'a>, found: &Value, full: &[usize]) -> Result<Source<'a>> {
     let expected =
         || source.mismatch("per_layer_config", "an object with an object for each block with full attention");
-    let entries = found.as_object().ok_or_else(expected)?;
+    let alike = Map::new();
+    let entries = if found.is_null() { &alike } else { found.as_object().ok_or_else(expected)? };
     // Transformers writes numbers of one width: "05" beside "11".
     let number = |key: &String| key.parse::<usize>().ok();
     let entry = |layer: &usize| {
@@ -147,7 +149,8 @@ fn per_layer_config<'a>(source: &Source<'a>, found: &Value, full: &[usize]) -> R
         found.as_object()
     };
     let first: Map<String, Value> = full.first().and_then(entry).cloned().unwrap_or_default();
-    if entries.len() != full.len() || full.iter().any(|layer| entry(layer) != Some(&first)) {
+    let differs = entries.len() != full.len() || full.iter().any(|layer| entry(layer) != Some(&first));
+    if !entries.is_empty() && differs {
         return Err(expected().hint("all of them must be alike, and no other block may have one"));
     }
     if let Some(key) = first.keys().find(|key| !["head_dim", "num_key_value_heads"].contains(&key.as_str())) {
@@ -243,4 +246,42 @@ pub(super) fn add_per_layer(source: &Source<'_>, arch: &mut Arch, vocab_size: us
     let branch = BranchSpec { norm: None, part: PartSpec::PerLayer, post_norm: Some("post_per_layer_input_norm") };
     arch.blocks.iter_mut().for_each(|block| block.branches.push(branch.clone()));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arch::Arch;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    fn read(per_layer: &Value, share: f64, head_dim: usize) -> Arch {
+        let config = json!({"model_type": "gemma4_text", "vocab_size": 97, "hidden_size": 52, "intermediate_size": 50,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim,
+            "hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"],
+            "per_layer_config": per_layer, "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": share},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}});
+        Arch::from_json(&config.to_string(), Path::new("config.json")).unwrap()
+    }
+
+    #[test]
+    fn without_entries_for_blocks_all_heads_are_alike() {
+        let stated = read(&json!({"1": {"head_dim": 16}}), 0.25, 16);
+        for alike in [json!({}), json!(null)] {
+            let arch = read(&alike, 0.25, 16);
+            assert!(arch.attentions().all(|attention| (attention.head_dim, attention.num_kv_heads) == (16, 2)));
+            assert_eq!((&arch.blocks, &arch.ropes), (&stated.blocks, &stated.ropes));
+        }
+    }
+
+    #[test]
+    fn of_a_proportional_share_whole_pairs_turn() {
+        // `rope_angles` of Transformers' `_compute_proportional_rope_parameters`: int(share * head_dim // 2).
+        for (head_dim, share, pairs) in [(18, 0.25, 2), (16, 0.19, 1), (6, 0.25, 0), (16, 0.1, 0)] {
+            let arch = read(&json!({}), share, head_dim);
+            let turned = arch.ropes[0].frequencies(8).inv_freq;
+            assert_eq!(turned.len(), head_dim / 2);
+            assert_eq!(turned.iter().filter(|&&angle| angle != 0.0).count(), pairs, "{share} of {head_dim}");
+        }
+    }
 }

@@ -28,10 +28,10 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         // It has a key of its own.
         activation_key: "",
         activation: HiddenAct::GeluTanh,
+        turns: false,
         ..Defaults::default()
     };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
-    arch.ropes.clear();
     arch.module_names = &ModuleNames::GPT2;
     arch.layer_norms = true;
     arch.learned_positions = true;
@@ -60,8 +60,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     }
     let intermediate_size = arch.intermediate_size;
     for block in &mut arch.blocks {
-        let Some(mut attention) = block.attention().cloned() else { continue };
-        attention.rope = None;
+        let Some(attention) = block.attention().cloned() else { continue };
         let branch = |norm, part| BranchSpec { norm: Some(norm), part, post_norm: None };
         let mlp = PartSpec::PlainMlp { intermediate_size, function };
         *block = BlockSpec { branches: vec![branch("ln_1", PartSpec::Attention(attention)), branch("ln_2", mlp)] };

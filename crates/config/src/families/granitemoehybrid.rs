@@ -28,16 +28,13 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { intermediate: Some(11_008), context: 2048, ..Defaults::default() };
+    let turns = source.text("position_embedding_type")? == Some("rope");
+    let defaults = Defaults { intermediate: Some(11_008), context: 2048, turns, ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     source.granite_constants(&mut arch)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.module_names = &ModuleNames::GRANITE4;
     arch.intermediate_size = source.size("shared_intermediate_size", Some(1024))?;
-    if source.text("position_embedding_type")? != Some("rope") {
-        arch.ropes.clear();
-        arch.attentions_mut().for_each(|attention| attention.rope = None);
-    }
     let key = if source.get("layer_types").is_some() { "layer_types" } else { "layers_block_type" };
     let kinds = source.layer_list(key, &arch, |kind| match kind.as_str() {
         Some("mamba" | "linear_attention") => Some(true),

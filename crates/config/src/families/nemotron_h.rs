@@ -63,12 +63,12 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         eps_key: "layer_norm_epsilon",
         // Its MLP has a key of its own.
         activation_key: "",
+        turns: false,
         ..Defaults::default()
     };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     // Its embedding has no padding row.
     arch.pad_token_id = None;
-    arch.ropes.clear();
     arch.module_names = &ModuleNames::NEMOTRON_H;
     arch.mlp_bias = source.flag("mlp_bias", false)?;
     source.refuse_others("mlp_hidden_act", "relu2")?;
@@ -79,8 +79,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     if kinds.iter().any(|kind| matches!(kind, Kind::Experts)) {
         source.nemotron_experts(&mut arch)?;
     }
-    let Some(mut attention) = arch.attentions().next().cloned() else { return Ok(arch) };
-    attention.rope = None;
+    let Some(attention) = arch.attentions().next().cloned() else { return Ok(arch) };
     let mamba = source.nemotron_mamba()?;
     let width = arch.intermediate_size;
     let block = |kind: &Kind| {

@@ -19,8 +19,8 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { context: 65_536, pad: Some(100_277), ..Defaults::default() };
     let turns = !source.has_null_base()?;
+    let defaults = Defaults { context: 65_536, pad: Some(100_277), turns, ..Defaults::default() };
     if !turns && source.rope_kind()?.is_some_and(|kind| kind != "default") {
         return Err(source.not_yet("a rope_type other than \"default\" with rope_theta null"));
     }
@@ -40,10 +40,6 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = rules.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.qk_norm = QkNorm::Whole;
-    if !turns {
-        arch.ropes.clear();
-        arch.attentions_mut().for_each(|attention| attention.rope = None);
-    }
     let heads = arch.attentions().next().map_or(1, |attention| attention.num_heads);
     let key_heads = source.size_or("linear_num_key_heads", heads)?;
     let key = "linear_key_head_dim";

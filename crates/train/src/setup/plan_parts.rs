@@ -164,7 +164,7 @@ pub fn evaluation(
 
 fn generation_settings(config: &Config, source: &ModelSource, dataset: &Dataset) -> Result<GenerationSettings> {
     let stop_ids = [&source.arch.eos_token_ids[..], &dataset.stop_ids()?].concat();
-    Ok(GenerationSettings::new(config, source.arch.max_position_embeddings, stop_ids))
+    Ok(GenerationSettings::new(config, source.arch.reach(), stop_ids))
 }
 
 /// When checkpoints are written.
