@@ -643,6 +643,12 @@ fn four_bits_rates_and_loftq_become_ours() {
     );
     assert_eq!(value(&made, "model.quantization"), "fp4");
     assert_eq!(value(&made, "model.double_quant"), false);
+    // A matrix has one format.
+    let both = "load_in_4bit: true\nload_in_8bit: true\n";
+    for (toolkit, text) in [(Toolkit::Axolotl, "adapter: qlora\n"), (Toolkit::Trl, "use_peft: true\n")] {
+        let made = imported(toolkit, &format!("{text}{both}"));
+        assert_eq!(outcome_of(&made, "load_in_8bit").outcome, Outcome::Unsupported);
+    }
 }
 
 #[test]
@@ -675,6 +681,8 @@ fn what_is_no_supervised_fine_tuning_is_refused_whole() {
     assert!(refusal("model: {type: seq2seq}\ntrain: {}\n", None).contains("seq2seq"));
     assert!(refusal("a: 1\n", None).contains("--from"));
     assert!(refusal("base_model: m\nbase_model: n\n", None).contains("given twice"));
+    let inner = "base_model: m\ndatasets: [{path: a, type: alpaca, path: b}]\n";
+    assert!(refusal(inner, None).contains("datasets[0]: \"path\" is given twice"));
     assert!(refusal("include: a.yaml\nmodel: {name: x}\n", None).contains("includes itself"));
     assert!(refusal("base_model: [\n", None).contains("a.yaml"));
     assert!(refusal("- 1\n", Some(Toolkit::Axolotl)).contains("expected sections"));

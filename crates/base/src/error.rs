@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::shown::brief;
+use crate::files;
 
 /// What went wrong, by class. The class decides the process's exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +154,10 @@ impl Error {
         ];
         error.of_machine = code.is_some_and(|code| codes.contains(&code));
         match hint_of(source) {
+            // `/dev/full`, or a full disk behind `>`.
+            Some(_) if path == Path::new("standard output") && source.kind() == io::ErrorKind::StorageFull => {
+                error.hint("there is no room where the output is sent to: send it to another place")
+            }
             Some(hint) => error.hint(hint),
             None => error,
         }
@@ -244,8 +249,8 @@ fn hint_of(source: &io::Error) -> Option<&'static str> {
         (Some(libc::EFBIG), _) => "the limit of a file's size is too low: raise it (ulimit -f)",
         (Some(libc::EIO), _) => "the device fails: look at the system's log (dmesg), and write to another one",
         (Some(libc::ELOOP), _) => "the links lead in a circle: name the file itself",
-        (_, Of::StorageFull) => "free some space, or set another output_dir",
-        (_, Of::QuotaExceeded) => "your quota is used up (quota -s): free some space, or set another output_dir",
+        (_, Of::StorageFull) => "free some space, or name a place on another disk",
+        (_, Of::QuotaExceeded) => "your quota is used up (quota -s): free some space, or name a place on another disk",
         (_, Of::IsADirectory) => "it is a folder, expected a file: move it away",
         (_, Of::NotADirectory) => "a part of this path is a file, not a folder: check the path",
         (_, Of::PermissionDenied) => "check the owner and mode of the path",
@@ -254,11 +259,13 @@ fn hint_of(source: &io::Error) -> Option<&'static str> {
         (_, Of::NotFound) => "check the path: nothing is there",
         (_, Of::AlreadyExists) => "move away what is there, or name another place",
         (_, Of::UnexpectedEof) => "the file is cut off: copy it or write it again",
-        // Those that `files` itself refuses.
-        (None, Of::InvalidInput) => {
+        // A hard link or a FIFO, and not what a decompressor calls so: a wrong checksum.
+        (None, Of::InvalidInput) if files::is_no_regular_file(source) => {
             "put a regular file in its place, or name another: FIFOs, devices, sockets and links like this are not used"
         }
-        (None, Of::InvalidData) => "check that this is the file that you mean",
+        (None, Of::InvalidInput | Of::InvalidData) => {
+            "check that this is the file that you mean, and that it is whole: copy it or write it again"
+        }
         _ => return None,
     })
 }
@@ -303,6 +310,17 @@ mod tests {
         for source in codes.map(io::Error::from_raw_os_error) {
             assert!(Error::io("read", "x", &source).hint_text().is_some(), "{source}");
         }
+    }
+
+    #[test]
+    fn the_hint_is_about_what_failed() {
+        let full = io::Error::from_raw_os_error(libc::ENOSPC);
+        let hint = |path: &str, source: &io::Error| Error::io("write", path, source).hint_text().map(str::to_owned);
+        assert!(hint("standard output", &full).is_some_and(|hint| hint.contains("where the output is sent to")));
+        assert!(hint("run/metrics.jsonl", &full).is_some_and(|hint| hint.contains("free some space")));
+        // What a decompressor says of a wrong checksum.
+        let damaged = io::Error::new(io::ErrorKind::InvalidInput, "corrupt gzip stream");
+        assert!(hint("rows.jsonl.gz", &damaged).is_some_and(|hint| hint.contains("whole") && !hint.contains("FIFO")));
     }
 
     #[test]

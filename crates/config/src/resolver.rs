@@ -5,7 +5,7 @@ use super::schema::{Config, OptionDef};
 use super::source::Source;
 use super::unsupported_keys::WORDS;
 use super::value::{Node, quoted};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use tunesmith_base::error::{Error, Result};
 
 /// A value with its source; a later source may replace it.
@@ -32,11 +32,9 @@ pub(super) struct Resolver {
 impl Resolver {
     /// Checks a value and lets it replace an earlier one. Mappings of two files are merged key by key.
     pub fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
-        if let Node::Map(entries) = &node {
-            let mut names = HashSet::new();
-            if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
-                return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
-            }
+        if let Some((place, name)) = node.given_twice() {
+            let message = format!("{}: {spelled}{place}: {} is given twice", source.place(), quoted(name));
+            return Err(Error::config(message).hint("keep one"));
         }
         if node == Node::Null && NULL_IS_DEFAULT.contains(&def.path().as_str()) {
             self.found.remove(&def.path());

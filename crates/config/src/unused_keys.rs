@@ -1,6 +1,6 @@
 //! Keys that are read only if another key has a certain value, such as `tuning.lora` with `mode: lora`. A key that nothing would read
 //! is refused.
-use super::enums::{EvalMetric, EvalStrategy, LrScaling, Mode, Task};
+use super::enums::{Dedupe, EvalMetric, EvalStrategy, LrScaling, Mode, Optim, SaveStrategy, Task};
 use super::resolved::Resolved;
 use super::schema::{self, Config};
 use super::source::{Setting, Source};
@@ -87,6 +87,43 @@ const SWITCHES: &[Switch] = &[
             "train.eval_accumulation_steps",
         ],
         why: "it is about the answers of validations; set predict_with_generate: true, or remove it",
+    },
+    Switch {
+        key: "train.save_strategy",
+        on: |config| config.train.save_strategy == SaveStrategy::Steps,
+        keys: &["train.save_steps"],
+        why: "checkpoints are not written by steps; set save_strategy: steps, or remove it",
+    },
+    Switch {
+        key: "train.optim",
+        on: |config| !matches!(config.train.optim, Optim::Sgd | Optim::Adafactor),
+        keys: &["train.adam_beta1", "train.adam_beta2"],
+        why: "this optimizer has no such moments, and optim_args has what it reads; remove it",
+    },
+    Switch {
+        key: "train.optim",
+        on: |config| !matches!(config.train.optim, Optim::Sgd | Optim::Adafactor | Optim::Lion),
+        keys: &["train.adam_epsilon"],
+        why: "this optimizer does not divide by a moment; remove it",
+    },
+    Switch {
+        key: "data.dedupe",
+        on: |config| config.data.dedupe == Dedupe::Minhash,
+        keys: &["data.dedupe_threshold"],
+        why: "near-duplicates are not looked for; set dedupe: minhash, or remove it",
+    },
+    Switch {
+        key: "data.datasets",
+        on: |config| !config.data.datasets.is_empty(),
+        keys: &["data.mix_strategy"],
+        why: "rows of one source are not mixed; name the sources in data.datasets, or remove it",
+    },
+    Switch {
+        key: "data.shuffle",
+        // Rows for validation and those of a mix are drawn with it too.
+        on: |config| config.data.shuffle || config.data.split > 0.0 || !config.data.datasets.is_empty(),
+        keys: &["train.data_seed"],
+        why: "nothing is drawn with it; set shuffle: true, or remove it",
     },
     Switch {
         key: "train.lr_scaling",

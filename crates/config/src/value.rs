@@ -1,5 +1,6 @@
 //! Untyped values of a configuration ([`Node`]), and how each type of setting is read from them ([`ConfigValue`]).
 use serde_json::{Value as Json, json};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use tunesmith_base::words::count;
 
@@ -33,6 +34,27 @@ impl Node {
             Self::Str(text) => format!("the string {}", quoted(text)),
             Self::List(items) => format!("a list of {}", count(items.len(), "item")),
             Self::Map(entries) => format!("a mapping of {}", count(entries.len(), "key")),
+        }
+    }
+
+    /// A key that a mapping in this value has twice: where the mapping is in the value, such as `[1]` or `.inner`, and the key.
+    pub fn given_twice(&self) -> Option<(String, &str)> {
+        match self {
+            Self::List(items) => items.iter().enumerate().find_map(|(index, item)| {
+                let (place, key) = item.given_twice()?;
+                Some((format!("[{index}]{place}"), key))
+            }),
+            Self::Map(entries) => {
+                let mut names = HashSet::new();
+                if let Some((key, _)) = entries.iter().find(|(key, _)| !names.insert(key)) {
+                    return Some((String::new(), key));
+                }
+                entries.iter().find_map(|(name, value)| {
+                    let (place, key) = value.given_twice()?;
+                    Some((format!(".{name}{place}"), key))
+                })
+            }
+            _ => None,
         }
     }
 
@@ -147,6 +169,12 @@ impl ConfigValue for bool {
 /// From here on no integer of 64 bits.
 const LARGEST_WHOLE: f64 = 1e19;
 
+/// Whether another digit follows a first zero, as in `010`.
+fn begins_with_zeros(text: &str) -> bool {
+    let digits = text.trim_start_matches(['+', '-']).as_bytes();
+    digits.len() > 1 && digits[0] == b'0' && digits[1].is_ascii_digit()
+}
+
 /// Adds a hint where a number was written as a string.
 fn unquote_hint(refusal: Refusal, node: &Node) -> Refusal {
     match node {
@@ -154,6 +182,10 @@ fn unquote_hint(refusal: Refusal, node: &Node) -> Refusal {
             Ok(number) if !number.is_finite() => refusal.hint(format!("{text} is not a finite number")),
             // A whole number that fits no integer stays a word.
             Ok(number) if number.abs() >= LARGEST_WHOLE => refusal.hint(format!("{text} is too large")),
+            // YAML takes `010` for a word even without quotes.
+            Ok(number) if begins_with_zeros(text.trim()) => {
+                refusal.hint(format!("write {number}: a number does not begin with zeros"))
+            }
             Ok(_) => refusal.hint(format!("write {text} without quotes")),
             Err(_) => refusal,
         },
@@ -247,10 +279,22 @@ impl ConfigValue for String {
     }
 }
 
+/// The user's home folder, for messages.
+fn home() -> PathBuf {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    home.filter(|home| home.is_absolute()).unwrap_or_else(|| PathBuf::from("/home/you"))
+}
+
 impl ConfigValue for PathBuf {
     fn from_node(node: &Node) -> Result<Self, Refusal> {
         match node {
             Node::Str(text) if text.contains('\0') => Err(Refusal::new(node, "a path without NUL bytes")),
+            // The shell would expand it; here it would be a folder of this name.
+            Node::Str(text) if text == "~" || text.starts_with("~/") => {
+                let refusal = Refusal::new(node, "a path that does not begin with ~");
+                let rest = text.trim_start_matches(['~', '/']);
+                Err(refusal.hint(format!("write your home folder out, such as {}", home().join(rest).display())))
+            }
             _ => String::from_node(node)
                 .map(Self::from)
                 .map_err(|refusal| Refusal { expected: Self::expected(), ..refusal }),

@@ -26,6 +26,7 @@ mod dedupe;
 pub mod documents;
 pub mod encode;
 mod encoded;
+mod encoding;
 mod fast_bpe;
 mod fetch_pass;
 mod fields;

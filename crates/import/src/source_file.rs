@@ -3,14 +3,15 @@ use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{self as config, Node};
 
-/// The top-level mapping of a file; a key that is given twice is refused.
+/// The top-level mapping of a file; a key that is given twice is refused, in mappings below it too.
 pub(super) fn entries(path: &Path) -> Result<Vec<(String, Node)>> {
-    let entries = config::read_mapping(path)?;
-    let mut names = std::collections::HashSet::new();
-    match entries.iter().find(|(key, _)| !names.insert(key)) {
-        Some((key, _)) => Err(Error::config(format!("{}: {key:?} is given twice", path.display())).hint("keep one")),
-        None => Ok(entries),
+    let whole = Node::Map(config::read_mapping(path)?);
+    if let Some((place, key)) = whole.given_twice() {
+        let place = if place.is_empty() { String::new() } else { format!(" {}:", place.trim_start_matches('.')) };
+        return Err(Error::config(format!("{}:{place} {key:?} is given twice", path.display())).hint("keep one"));
     }
+    let Node::Map(entries) = whole else { unreachable!("it was made as a mapping") };
+    Ok(entries)
 }
 
 /// The path of a file that the source names: relative to the current directory, or else to the source's folder. `None` if neither

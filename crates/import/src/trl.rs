@@ -154,6 +154,9 @@ fn mode(import: &mut Import) {
             Some(_) if on && !adapts => {
                 import.unsupported(key, "weights that are trained themselves are not quantized");
             }
+            Some(_) if four && eight && key == "load_in_8bit" => {
+                import.unsupported(key, "load_in_4bit is on too: keep one of them");
+            }
             Some(_) if on && key == "load_in_4bit" => import.not_needed(key, "mode: qlora implies it"),
             Some(_) if on => import.put(key, "model.quantization", Node::Str("int8".into()), ""),
             Some(_) => import.not_needed(key, "off"),

@@ -88,6 +88,11 @@ fn wrong_types_say_what_was_found_and_expected() {
     says("model: {name: 5}", "hint: put it in quotes");
     says("tuning: {lora: {rank_pattern: {q: 0}}}", "rank_pattern: expected");
     says("tuning: {lora: {rank_pattern: {q: 1, q: 2}}}", "\"q\" is given twice");
+    says("data: {datasets: [{path: a}, {path: b, path: c}]}", "data.datasets[1]: \"path\" is given twice");
+    let inner = "data: {chat_template_kwargs: {tool: {name: a, name: b}}}";
+    says(inner, "data.chat_template_kwargs.tool: \"name\" is given twice");
+    says("train:\n  max_steps: 010", "write 10: a number does not begin with zeros");
+    says("model: {local_dir: ~/base}", "a path that does not begin with ~");
     says("tuning: {lora: {target_modules: '(q'}}", "expected a valid regular expression");
     says("tuning: {lora: {target_modules: []}}", "found a list of 0 items");
 }
@@ -263,10 +268,27 @@ fn settings_that_nothing_reads_are_refused() {
         ("eval: {json_schema: schema.json}", "eval.metrics"),
         ("eval: {metrics: [bleu], rouge_stemmer: true}", "eval.metrics"),
         ("eval: {scorer_timeout: 5}", "eval.scorer"),
+        ("train: {save_strategy: epoch, save_steps: 10}", "train.save_strategy"),
+        ("train: {save_strategy: no, save_steps: 10}", "train.save_strategy"),
+        ("train: {optim: sgd, adam_beta1: 0.5}", "train.optim"),
+        ("train: {optim: adafactor, adam_beta2: 0.5}", "train.optim"),
+        ("train: {optim: lion, adam_epsilon: 1e-6}", "train.optim"),
+        ("data: {dedupe_threshold: 0.5}", "data.dedupe"),
+        ("data: {dedupe: exact, dedupe_threshold: 0.5}", "data.dedupe"),
+        ("data: {mix_strategy: interleave_over}", "data.datasets"),
+        ("data: {shuffle: false}\ntrain: {data_seed: 7}", "data.shuffle"),
     ];
     for (text, switch) in cases {
         let error = Folder::new(&[("a.yaml", text)]).refusal(&[], &[]);
         assert!(error.contains(&format!(" contradicts {switch}: ")), "{text}: {error}");
+    }
+    for text in [
+        "train: {save_strategy: epoch, save_steps: 500}",
+        "train: {optim: lion, adam_beta2: 0.5}",
+        "train: {optim: muon, adam_epsilon: 1e-6}",
+        "data: {shuffle: false, split: 0.1}\ntrain: {data_seed: 7}",
+    ] {
+        Folder::new(&[("a.yaml", text)]).load(&[], &[]).unwrap();
     }
     let folder = Folder::new(&[("a.yaml", "gen: {do_sample: true, temperature: 0.7}")]);
     let greedy = folder.load(&["gen.do_sample=false"], &[]).unwrap();

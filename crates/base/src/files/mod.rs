@@ -12,11 +12,12 @@ pub mod disk;
 pub mod output;
 pub mod temporary;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// The limit in bytes for files that are read as a whole, such as a configuration or an index. No real one is as long.
@@ -62,13 +63,34 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
     if metadata.is_symlink() { Some("a link") } else { special(&metadata) }
 }
 
+/// Why a path is not used: it leads to no regular file. Told from what libraries call `InvalidInput` by its type.
+#[derive(Debug)]
+struct NoRegularFile(String);
+
+impl fmt::Display for NoRegularFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NoRegularFile {}
+
+fn no_regular_file(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, NoRegularFile(why.into()))
+}
+
+/// Whether this module refused a path because it leads to no regular file.
+pub(crate) fn is_no_regular_file(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<NoRegularFile>())
+}
+
 fn regular(metadata: &Metadata) -> io::Result<()> {
     match special(metadata) {
         None => Ok(()),
         Some(_) if metadata.is_dir() => {
             Err(io::Error::new(io::ErrorKind::IsADirectory, "Is a directory, not a regular file"))
         }
-        Some(kind) => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{kind}, not a regular file"))),
+        Some(kind) => Err(no_regular_file(format!("{kind}, not a regular file"))),
     }
 }
 
@@ -93,7 +115,7 @@ pub fn open_own(path: &Path) -> io::Result<File> {
         Ok(metadata) => regular(&metadata)?,
         // Not to be taken for a file that is simply not there.
         Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_symlink() => {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a link that leads nowhere"));
+            return Err(no_regular_file("it is a link that leads nowhere"));
         }
         Err(error) => return Err(error),
     }
@@ -116,7 +138,7 @@ pub fn open_member(path: &Path) -> io::Result<File> {
         let blobs = snapshots.and_then(Path::parent).map(|repository| repository.join("blobs"));
         if !place.starts_with(&folder) && blobs.is_none_or(|blobs| !place.starts_with(blobs)) {
             let why = format!("it is a link out of its folder, to {}", place.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+            return Err(no_regular_file(why));
         }
     }
     Ok(file)
@@ -196,13 +218,13 @@ pub fn open_to_write(path: &Path, append: bool) -> io::Result<File> {
     let metadata = file.metadata()?;
     regular(&metadata)?;
     if metadata.nlink() > 1 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has a second name (a hard link)"));
+        return Err(no_regular_file("it has a second name (a hard link)"));
     }
     Ok(file)
 }
 
 fn is_link() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, expected a regular file")
+    no_regular_file("it is a symbolic link, expected a regular file")
 }
 
 /// The folder that holds `path`; `.` for a bare name.
@@ -220,6 +242,39 @@ pub fn is_same(one: &Path, other: &Path) -> bool {
     matches!((fs::metadata(one), fs::metadata(other)), (Ok(one), Ok(other)) if identity(&one) == identity(&other))
 }
 
+/// The identities of what lies on the way to `path`, `path` itself among them, as far as it exists.
+fn way_to(path: &Path) -> HashSet<Identity> {
+    let place = real(path).unwrap_or_else(|_| path.to_owned());
+    place.ancestors().filter_map(|part| Some(identity(&fs::metadata(part).ok()?))).collect()
+}
+
+/// How many folders below an input or an output are compared. A folder of weights or of a run has few.
+const MOST_FOLDERS: usize = 4096;
+
+/// The identities of `path` and of the folders in it. Links are not followed.
+fn folders_in(path: &Path) -> HashSet<Identity> {
+    let mut found = HashSet::new();
+    let mut left = VecDeque::from([path.to_owned()]);
+    while let Some(folder) = left.pop_front().filter(|_| found.len() < MOST_FOLDERS) {
+        let Ok(metadata) = fs::metadata(&folder) else { continue };
+        if !found.insert(identity(&metadata)) || !metadata.is_dir() {
+            continue;
+        }
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        left.extend(
+            entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
+        );
+    }
+    found
+}
+
+/// Whether `path` is `folder` or lies in it, whatever their spelling. They are compared by their place on disk too,
+/// because a mount may show a folder a second time (`mount --bind`).
+pub fn is_within(path: &Path, folder: &Path) -> bool {
+    let by_name = matches!((real(path), real(folder)), (Ok(path), Ok(folder)) if path.starts_with(&folder));
+    by_name || !way_to(path).is_disjoint(&folders_in(folder))
+}
+
 /// The path of the input that is the same file on disk as `metadata` describes, if there is one.
 fn input_of(metadata: &Metadata) -> Option<PathBuf> {
     let inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -228,17 +283,43 @@ fn input_of(metadata: &Metadata) -> Option<PathBuf> {
     fs::metadata(path).is_ok_and(|now| identity(&now) == identity(metadata)).then(|| path.clone())
 }
 
-/// Resolves links, `.` and `..` in a path whose last parts need not exist.
+/// Resolves links, `.` and `..` in a path whose last parts need not exist. A `..` behind a part that does not exist leads
+/// to where it will lead once the part is created as a folder.
 ///
 /// # Errors
 /// The system's.
 pub fn real(path: &Path) -> io::Result<PathBuf> {
-    let whole = std::path::absolute(path)?;
-    let there = whole.ancestors().find_map(|part| Some((part, part.canonicalize().ok()?)));
-    let Some((part, real)) = there else { return Ok(whole) };
-    let rest = whole.strip_prefix(part).unwrap_or(Path::new(""));
-    // `join` with nothing would end the path in a slash, which names no file.
-    Ok(if rest.as_os_str().is_empty() { real } else { real.join(rest) })
+    let mut place = PathBuf::new();
+    for part in std::path::absolute(path)?.components() {
+        if part == Component::ParentDir {
+            place.pop();
+        } else {
+            place.push(part);
+            if let Ok(real) = place.canonicalize() {
+                place = real;
+            }
+        }
+    }
+    Ok(place)
+}
+
+/// Refuses a path with `..` behind a part that does not exist: it leads to another place as soon as that is created, so
+/// that no check of it would hold.
+///
+/// # Errors
+/// [`Kind::Config`](crate::Kind::Config), naming the part.
+pub fn check_parents(path: &Path) -> crate::Result<()> {
+    let is_missing = |path: &Path| fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let mut before = PathBuf::new();
+    for part in path.components() {
+        if part == Component::ParentDir && !before.as_os_str().is_empty() && is_missing(&before) {
+            let message = format!("{}: `..` stands behind {}, which is not there", path.display(), before.display());
+            let place = real(path).unwrap_or_else(|_| path.to_owned());
+            return Err(crate::Error::config(message).hint(format!("write the path without it: {}", place.display())));
+        }
+        before.push(part);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::atomic::AtomicFile;
-use super::{input_of, real, special, temporary};
+use super::{check_parents, input_of, is_within, special, temporary};
 use crate::{Error, Kind, Result};
 
 /// What happens to an existing file.
@@ -30,7 +30,7 @@ impl Existing {
 /// [`super::open`] has opened are known. Returns where to write: `path`, or the file that it is a link to.
 ///
 /// # Errors
-/// [`Kind::Config`]: an input, or a file that stays. [`Kind::Io`]: no regular file, a link that leads nowhere, a file
+/// [`Kind::Config`]: an input, a file that stays, or a `..` behind a part that does not exist. [`Kind::Io`]: no regular file, a link that leads nowhere, a file
 /// in place of a folder.
 pub fn check_output_file(path: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<PathBuf> {
     let refuse = |why: &str| {
@@ -40,6 +40,7 @@ pub fn check_output_file(path: &Path, existing: Existing, inputs: &[PathBuf]) ->
     if path.file_name().is_none() {
         return refuse("it is no name of a file");
     }
+    check_parents(path)?;
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -54,7 +55,7 @@ pub fn check_output_file(path: &Path, existing: Existing, inputs: &[PathBuf]) ->
         return refuse(&format!("it is {kind}, expected a file"));
     }
     let place = path.canonicalize().map_err(|error| Error::io("write", path, &error))?;
-    let inside = |folder: &Path| folder.is_dir() && real(folder).is_ok_and(|folder| place.starts_with(folder));
+    let inside = |folder: &Path| folder.is_dir() && is_within(&place, folder);
     let read = input_of(&metadata)
         .or_else(|| inputs.iter().find(|input| super::is_same(input, path) || inside(input)).cloned());
     if let Some(read) = read {
@@ -137,11 +138,11 @@ impl Write for OutputFile {
 /// Refuses an output folder that is, contains, or lies in one of `inputs`: writing it would destroy what is read.
 ///
 /// # Errors
-/// [`Kind::Config`], about `--output`.
+/// [`Kind::Config`], about `--output`, or a `..` behind a part that does not exist.
 pub fn check_no_overlap(output: &Path, inputs: &[PathBuf]) -> Result<()> {
-    let Ok(written) = real(output) else { return Ok(()) };
+    check_parents(output)?;
     for input in inputs {
-        if real(input).is_ok_and(|input| written.starts_with(&input) || input.starts_with(&written)) {
+        if is_within(output, input) || is_within(input, output) {
             return Err(Error::config(format!("--output {}: {} is read from", output.display(), input.display()))
                 .hint("name a place apart from the base and the adapters"));
         }
@@ -251,6 +252,30 @@ mod tests {
             assert_eq!(error.kind(), Kind::Io, "{name}: {error}");
         }
         assert_eq!(check_output_file(Path::new("/dev/null"), Existing::Replace, &[]).unwrap_err().kind(), Kind::Io);
+    }
+
+    #[test]
+    fn a_step_back_behind_a_missing_folder_is_refused_and_leaves_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        fs::create_dir_all(at("base")).unwrap();
+        fs::write(at("rows"), "rows").unwrap();
+        for name in ["new/../rows", "new/../other", "base/new/../../rows"] {
+            for existing in [Existing::Replace, Existing::Keep("--overwrite")] {
+                let error = OutputFile::create(&at(name), existing, &[at("rows")]).err().expect(name);
+                assert!(error.kind() == Kind::Config && error.message().contains("`..` stands behind"), "{error}");
+            }
+        }
+        for name in ["new/../base", "new/../base/inner", "new/.."] {
+            let error = check_output_folder(&at(name), true, &[at("base")], |_| None).unwrap_err();
+            assert!(error.kind() == Kind::Config && error.message().contains("`..` stands behind"), "{error}");
+            let place = super::super::real(&at(name)).unwrap();
+            assert!(error.hint_text().unwrap().ends_with(&place.display().to_string()), "{error}");
+            check_no_overlap(&place, &[at("base")]).unwrap_err();
+        }
+        assert_eq!(fs::read_dir(&root).unwrap().count(), 2);
+        // Behind a folder that exists, it leads where it says.
+        check_output_folder(&at("base/../other"), false, &[at("base")], |_| None).unwrap();
     }
 
     #[test]

@@ -97,7 +97,8 @@ pub(super) fn member_name(raw: &[u8]) -> Result<Option<String>> {
 #[derive(Debug)]
 struct Index(Vec<(u128, Place)>);
 
-fn hash(name: &str) -> u128 {
+/// Names a member in an index.
+pub(super) fn hash(name: &str) -> u128 {
     let hash = blake3::hash(name.as_bytes());
     hash.as_bytes().first_chunk().map_or(0, |bytes| u128::from_le_bytes(*bytes))
 }

@@ -12,6 +12,7 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use crate::encoding::other_encoding;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::registry::EXTENSIONS;
@@ -174,8 +175,8 @@ fn file(path: &Path) -> Result<String> {
     if bytes.len() as u64 > MAX_BYTES {
         return refused(format!("larger than {} MiB", MAX_BYTES >> 20), "split it");
     }
-    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        return refused("found UTF-16, expected UTF-8".into(), "convert it: iconv -f utf-16 -t utf-8");
+    if let Some((name, how)) = other_encoding(&bytes) {
+        return refused(format!("found {name}, expected UTF-8"), how);
     }
     if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
         return refused(format!("found a zero at byte {}, expected text", at + 1), "is it named after its format?");
@@ -336,9 +337,12 @@ mod tests {
     fn what_is_no_text_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.txt");
-        for (bytes, what) in
-            [(&b"\xff\xfea\0"[..], "UTF-16"), (b"a\0b", "a zero at byte 2"), (b"caf\xe9", "invalid UTF-8 at byte 4")]
-        {
+        for (bytes, what) in [
+            (&b"\xff\xfea\0"[..], "UTF-16"),
+            (b"\xff\xfe\0\0a\0\0\0", "UTF-32"),
+            (b"a\0b", "a zero at byte 2"),
+            (b"caf\xe9", "invalid UTF-8 at byte 4"),
+        ] {
             fs::write(&path, bytes).unwrap();
             let error = read(&path, DocumentFormat::Text).unwrap_err();
             assert!(

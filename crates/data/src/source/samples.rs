@@ -1,11 +1,13 @@
 //! Rows of archives: members with one stem are a row, as in `WebDataset`. `0042.jpg`, `0042.txt`, and `0042.json` are
 //! an image, its caption, and further fields.
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow};
+use crate::archive::hash;
 use crate::json_type::json_type;
 use crate::numbers;
 use tunesmith_base::error::{Error, Result};
@@ -50,6 +52,8 @@ pub(super) struct Samples<'a> {
     rows: u64,
     /// Of the texts of this row.
     bytes: usize,
+    /// The hashes of the members' names, of all rows.
+    names: HashSet<u128>,
     goes_on: bool,
 }
 
@@ -64,7 +68,16 @@ struct Row {
 impl<'a> Samples<'a> {
     pub(super) fn new(path: &Path, take: TakeRow<'a>) -> Self {
         let stem = String::new();
-        Self { path: path.into(), take, stem, row: Row::default(), rows: 0, bytes: 0, goes_on: true }
+        Self {
+            path: path.into(),
+            take,
+            stem,
+            row: Row::default(),
+            rows: 0,
+            bytes: 0,
+            names: HashSet::new(),
+            goes_on: true,
+        }
     }
 
     /// Adds a member. `read` gives its bytes; of a picture it gives what names it. Returns whether more rows are wanted.
@@ -75,6 +88,12 @@ impl<'a> Samples<'a> {
         }
         stem.clone_into(&mut self.stem);
         let within = |error: Error| error.context(format!("{}: {name}", self.path.display()));
+        if !self.names.insert(hash(name)) {
+            let error = Error::data("two members of the archive have this name, and a row can use only one");
+            return Err(within(
+                error.hint("write the archive again, with each member once (`tar -r` adds a second one)"),
+            ));
+        }
         let mut bytes = || {
             let bytes = read(kind).map_err(within)?;
             self.bytes += bytes.len();
@@ -207,6 +226,23 @@ mod tests {
                 error.message().starts_with(&format!("a.tar: {name}: ")) && error.message().contains(part),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn two_members_with_one_name_are_refused() {
+        for again in ["1.txt", "1.json", "1.jpg", "1.npy"] {
+            let mut take = |_| Ok(true);
+            let mut samples = Samples::new(Path::new("a.tar"), &mut take);
+            let mut add = |name: &str| samples.add(name, &mut |_| Ok(b"{}".to_vec()));
+            for name in ["1.txt", "1.json", "1.jpg", "1.npy"] {
+                add(name).unwrap();
+            }
+            let error = add(again).unwrap_err();
+            assert!(error.message().starts_with(&format!("a.tar: {again}: two members")), "{error}");
+            // In another row's place too.
+            add("2.txt").unwrap();
+            add(again).unwrap_err();
         }
     }
 }

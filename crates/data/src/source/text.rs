@@ -2,14 +2,14 @@
 use std::io::BufRead;
 use std::path::Path;
 
+use crate::encoding::other_encoding;
 use tunesmith_base::error::{Error, Result};
 
 /// Skips a byte order mark. Returns the first byte that is not white space, if it is near the start.
 pub(super) fn begin(path: &Path, reader: &mut dyn BufRead) -> Result<Option<u8>> {
     let head = reader.fill_buf().map_err(|error| unreadable(path, &error))?;
-    if head.starts_with(&[0xff, 0xfe]) || head.starts_with(&[0xfe, 0xff]) {
-        return Err(Error::data(format!("{} is UTF-16, expected UTF-8", path.display()))
-            .hint("convert it: iconv -f utf-16 -t utf-8"));
+    if let Some((name, how)) = other_encoding(head) {
+        return Err(Error::data(format!("{} is {name}, expected UTF-8", path.display())).hint(how));
     }
     let packed = [("gzip", b"\x1f\x8b".as_slice(), ".gz"), ("zstd", b"\x28\xb5\x2f\xfd", ".zst")];
     let columns = [("Parquet", b"PAR1".as_slice(), ".parquet"), ("Arrow", b"ARROW1", ".arrow")];

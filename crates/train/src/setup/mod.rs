@@ -80,6 +80,7 @@ pub fn open_locally(
     let described = Described::find(resolved, observer)?;
     // Checked before anything large is downloaded or read.
     let output_dir = &resolved.config.train.output_dir;
+    output_checks::refuse_result_as_output(output_dir)?;
     for source in data::named_inputs(&resolved.config).iter().map(PathBuf::as_path).chain([described.dir()]) {
         output_checks::refuse_own_source(source, output_dir)?;
     }

@@ -66,20 +66,50 @@ pub fn resume_together(comm: &dyn Collectives, found: Option<&Checkpoint>, outpu
     .hint("every rank reads it: give the machines one file system, or copy the checkpoint folder to each"))
 }
 
-/// Whether the folder `checkpoint` is directly in the output directory.
+/// Whether the folder `checkpoint`, or a link to it, is directly in the output directory.
 pub fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    real(checkpoint).parent() == Some(real(output_dir).as_path())
+    let real = checkpoint.canonicalize().unwrap_or_else(|_| checkpoint.to_path_buf());
+    [checkpoint, &real].into_iter().any(|path| files::is_same(files::parent(path), output_dir))
 }
 
-/// Refuses a source of the run that the run would replace or remove in its output directory.
+/// Refuses an output directory that is the folder of a checkpoint, an adapter, or a model: a run would replace files in it.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], naming the file that shows it; a `..` in the path behind a part that does not exist.
+pub fn refuse_result_as_output(output_dir: &Path) -> Result<()> {
+    files::check_parents(output_dir)?;
+    let has = |name: &str| output_dir.join(name).is_file();
+    // Runs have a `backend.json` in their folder too, and data may have a `config.json`.
+    let (name, what) = if has(checkpoint::MANIFEST) && has(output::STAMP) {
+        (checkpoint::MANIFEST, if has("state.json") { "a checkpoint's folder" } else { "the folder of a result" })
+    } else if has("adapter_config.json") {
+        ("adapter_config.json", "an adapter's folder")
+    } else if has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json")) {
+        ("config.json", "a model's folder")
+    } else {
+        return Ok(());
+    };
+    let message = format!("train.output_dir = {} is {what}: it contains {name}", output_dir.display());
+    Err(Error::config(message).hint("set another train.output_dir: a run would replace files in this one"))
+}
+
+/// Refuses a source of the run that the run would replace or remove in its output directory. A mount may show either a
+/// second time (`mount --bind`), so that folders are compared by their place on disk too.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], naming both.
 pub fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
     let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
+    let replaced = |name: &str| output::is_ours(name) || (name != output::CONFIG && output::FILES.contains(&name));
     let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
-    if !inside.is_some_and(|name| output::is_ours(name) || (name != output::CONFIG && output::FILES.contains(&name))) {
+    let shown_twice = || {
+        std::fs::read_dir(&output).into_iter().flatten().flatten().any(|entry| {
+            let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+            let ours = entry.file_name().to_str().is_some_and(replaced) && !is_link;
+            ours && real.ancestors().any(|part| files::is_same(part, &entry.path()))
+        })
+    };
+    if !inside.is_some_and(replaced) && !shown_twice() {
         return Ok(());
     }
     let message = format!("{} is inside train.output_dir = {}", source.display(), output_dir.display());
@@ -177,4 +207,46 @@ pub fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
         first.file_name().unwrap_or_default().to_string_lossy(),
     ))
     .hint("resume it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn folders_of_results_are_no_output_directories_and_a_linked_checkpoint_is_inside() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        for (file, refused) in [
+            ("checkpoint/manifest.json", true),
+            ("checkpoint/state.json", true),
+            ("checkpoint/backend.json", true),
+            ("adapter/adapter_config.json", true),
+            ("model/config.json", true),
+            ("model/model.safetensors", true),
+            ("run/backend.json", false),
+            ("run/metrics.jsonl", false),
+            ("rows/config.json", false),
+            ("rows/manifest.json", false),
+        ] {
+            let path = at(file);
+            fs::create_dir_all(files::parent(&path)).unwrap();
+            fs::write(&path, "{}").unwrap();
+            let folder = files::parent(&path);
+            let last = !refused
+                || ["backend.json", "adapter_config.json", "model.safetensors"].iter().any(|name| path.ends_with(name));
+            if last {
+                assert_eq!(refuse_result_as_output(folder).is_err(), refused, "{file}");
+            }
+        }
+        let error = refuse_result_as_output(&at("checkpoint")).unwrap_err();
+        assert!(error.message().contains("a checkpoint's folder: it contains manifest.json"), "{error}");
+        let error = refuse_result_as_output(&at("new/../run")).unwrap_err();
+        assert!(error.message().contains("`..` stands behind"), "{error}");
+        refuse_result_as_output(&at("new/deeper")).unwrap();
+        std::os::unix::fs::symlink(at("checkpoint"), at("run/checkpoint-000003")).unwrap();
+        assert!(is_inside(&at("run/checkpoint-000003"), &at("run")));
+        assert!(!is_inside(&at("checkpoint"), &at("run")) && is_inside(&at("checkpoint"), root.path()));
+    }
 }
