@@ -6,6 +6,20 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::files::output::{Existing, OutputFile};
 
+/// Refuses a name that promises a compressed file where plain text is written.
+///
+/// # Errors
+/// [`crate::Kind::Config`], naming the file.
+pub(super) fn check_plain_text(path: &Path) -> Result<()> {
+    let end = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_lowercase();
+    if !["gz", "zst", "zstd", "xz", "bz2"].contains(&end.as_str()) {
+        return Ok(());
+    }
+    let error =
+        Error::config(format!("cannot write {}: what is written here is plain text, not .{end}", path.display()));
+    Err(error.hint("name a .jsonl file, and compress it afterwards"))
+}
+
 /// A file of lines with a temporary name. Dropping it removes the file, unless it was published.
 pub(super) struct AtomicLines {
     file: OutputFile,
@@ -16,8 +30,9 @@ impl AtomicLines {
     /// Creates the temporary file for `target`, and the folder. Refuses a target that is one of the `inputs`.
     ///
     /// # Errors
-    /// As [`OutputFile::create`].
+    /// As [`OutputFile::create`] and [`check_plain_text`].
     pub fn create(target: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<Self> {
+        check_plain_text(target)?;
         Ok(Self { file: OutputFile::create(target, existing, inputs)?, lines: 0 })
     }
 

@@ -11,7 +11,7 @@ use super::infer::{Shower, named_images};
 use super::model_session::{AskArgs, ModelSession, Prompt};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::data::{is_link, shown_address};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::eval::End;
 use crate::eval::chat::Memory;
 use crate::files;
@@ -99,8 +99,8 @@ pub fn run(args: &Args) -> Result<()> {
         match chat.line(line.trim()) {
             Ok(Next::On) => {}
             Ok(Next::Leave) => return Ok(()),
-            // A refused turn does not end the conversation.
-            Err(error) if matches!(error.kind(), crate::Kind::Data | crate::Kind::Io) => {
+            // A refused turn or file does not end the conversation.
+            Err(error) if matches!(error.kind(), Kind::Data | Kind::Io | Kind::Config | Kind::Model) => {
                 let hint = error.hint_text().map_or_else(String::new, |hint| format!(" ({hint})"));
                 print_text(&format!("{}{hint}\n", Style::Red.paint(error.message(), chat.colour)));
             }
@@ -178,7 +178,7 @@ impl Chat {
         }
         let name = named_images(&[file.into()])?.concat();
         // Without a network, or room in the cache, the conversation goes on too.
-        let kept = pictures.keep(name.clone()).map_err(|error| error.with_kind(crate::Kind::Data))?;
+        let kept = pictures.keep(name.clone()).map_err(|error| error.with_kind(Kind::Data))?;
         let rows: usize = pictures.rows(&kept)?.tiles.iter().sum();
         if pictures.chat().is_none() {
             let prompt = self.session.turn(None, "", &[name])?;
@@ -211,8 +211,13 @@ impl Chat {
             Existing::Ours(ends_in_a_conversation, ""),
             &crate::data::named_inputs(&self.session.config),
         )?;
-        let open = files::open_to_write(&place, true);
-        let saved = open.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
+        let saved = files::open_to_write(&place, true).and_then(|mut file| {
+            let before = file.metadata()?.len();
+            std::io::Write::write_all(&mut file, line.as_bytes()).inspect_err(|_| {
+                // Half a row would make the file unreadable.
+                let _ = file.set_len(before);
+            })
+        });
         saved.map_err(|error| Error::io("write", path, &error))?;
         print_text(&format!("saved {} to {file}\n", count(self.messages.len(), "message")));
         Ok(())

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::atomic_lines::check_plain_text;
 use super::classify;
 use super::generations::{Done, Form, Lines};
 use super::interrupt::interrupt;
@@ -60,6 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
                     Error::config(format!("--out {}: it is the --in file", out.display())).hint("name another file")
                 );
             }
+            check_plain_text(out)?;
             // An existing file is checked by its rows below.
             check_output_file(out, Existing::Replace, std::slice::from_ref(input))?;
             let rows = read_rows(input)?;
@@ -206,8 +208,17 @@ pub(super) fn named_images(files: &[PathBuf]) -> Result<Vec<String>> {
     files.iter().map(whole).collect()
 }
 
+/// Files whose lines are no prompts: formats of training rows, archives, and compressed files.
+const OTHER_FORMATS: [&str; 14] =
+    ["csv", "tsv", "parquet", "arrow", "feather", "tar", "tgz", "zip", "gz", "zst", "zstd", "xz", "bz2", "docx"];
+
 /// The rows of a file: JSON values, or lines of text.
 fn read_rows(path: &Path) -> Result<Vec<Value>> {
+    let end = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_lowercase();
+    if OTHER_FORMATS.contains(&end.as_str()) {
+        return Err(Error::data(format!("--in {}: rows of .{end} files are not read here", path.display()))
+            .hint("write the rows as JSON Lines (.jsonl), or one prompt a line as .txt"));
+    }
     let file = files::open(path).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
     let is_json = path.extension().is_some_and(|end| end == "jsonl" || end == "json" || end == "ndjson");
     let mut rows = Vec::new();

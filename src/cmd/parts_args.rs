@@ -42,12 +42,12 @@ pub struct PartsArgs {
     /// Blend several adapters as PEFT's `add_weighted_adapter` does; `cat` is exactly the sum of their updates
     #[arg(long, value_name = "cat|linear|ties|dare_linear|dare_ties|magnitude_prune", default_value = "cat")]
     pub combine: String,
-    /// Keep this share of values with `ties`, `dare_*` and `magnitude_prune`
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
-    pub density: f64,
-    /// Seed the random choice of `dare_*`
-    #[arg(long, value_name = "SEED", default_value_t = 42)]
-    pub seed: u64,
+    /// Keep this share of values with `ties`, `dare_*` and `magnitude_prune` (default: 0.5)
+    #[arg(long, value_name = "SHARE")]
+    pub density: Option<f64>,
+    /// Seed the random choice of `dare_*` (default: 42)
+    #[arg(long, value_name = "SEED")]
+    pub seed: Option<u64>,
     /// Accept that this field of the adapter's backend.json differs; `quantization` and `dtype` take the base as it is stored,
     /// whatever its form in training. May be given more than once
     #[arg(long, value_name = "FIELD")]
@@ -116,6 +116,7 @@ impl PartsArgs {
     /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
     pub fn open(&self, words: &ConfigArgs, whole: bool) -> Result<Opened> {
         stamp_check::check_allowed(&self.allow, &stamp_check::MAY_DIFFER)?;
+        self.check_blend()?;
         let with_config = !words.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|file| !file.is_empty());
         let config = if with_config { Some(words.load_partial()?.config) } else { None };
         let trained = config
@@ -257,6 +258,34 @@ impl PartsArgs {
         }
     }
 
+    /// Refuses flags of a blend with which nothing useful would come out, and those that nothing reads.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`], naming the flag.
+    fn check_blend(&self) -> Result<()> {
+        if let Some(weight) = self.weights.iter().find(|weight| !weight.is_finite()) {
+            return Err(Error::config(format!("--weights {weight}: expected finite numbers"))
+                .hint("name a factor for each adapter, such as --weights 0.7,0.3"));
+        }
+        let density = self.density.filter(|density| !(*density > 0.0 && *density <= 1.0));
+        if let Some(density) = density {
+            return Err(Error::config(format!("--density {density}: expected a share above 0, at most 1")));
+        }
+        let combine = self.combine.as_str();
+        if self.density.is_some() && ["cat", "linear"].contains(&combine) {
+            let error =
+                Error::config(format!("--density has no effect with --combine {combine}, which keeps all values"));
+            return Err(
+                error.hint("choose ties, dare_linear, dare_ties or magnitude_prune with --combine, or leave it out")
+            );
+        }
+        if self.seed.is_some() && ["cat", "linear", "ties", "magnitude_prune"].contains(&combine) {
+            let error = Error::config(format!("--seed has no effect with --combine {combine}, which draws nothing"));
+            return Err(error.hint("choose dare_linear or dare_ties with --combine, or leave it out"));
+        }
+        Ok(())
+    }
+
     fn blend(&self, adapters: &[LoadedAdapter], arch: &Arch) -> Result<LoadedAdapter> {
         let method = match self.combine.as_str() {
             "cat" => BlendMethod::Cat,
@@ -271,11 +300,9 @@ impl PartsArgs {
                 )));
             }
         };
-        if !(self.density > 0.0 && self.density <= 1.0) {
-            return Err(Error::config(format!("--density {}: expected a share above 0, at most 1", self.density)));
-        }
         let weights = if self.weights.is_empty() { vec![1.0; adapters.len()] } else { self.weights.clone() };
-        let recipe = BlendRecipe { method, weights, density: self.density, seed: self.seed };
+        let recipe =
+            BlendRecipe { method, weights, density: self.density.unwrap_or(0.5), seed: self.seed.unwrap_or(42) };
         blend::finished(adapters, &recipe, arch)
     }
 }

@@ -141,13 +141,17 @@ fn a_run_is_scored_while_it_goes_and_asked_afterwards() {
     // A conversation.
     let saved = fixture.path("talk.jsonl");
     let talk = format!(
-        "/help\n/save {0}\nabc\n/base\nabc\n/tuned\n/save {0}\n/what\n/system be kind\nxy\n/quit\nnever\n",
-        saved.display()
+        "/help\n/save {0}\nabc\n/save {1}\n/base\nabc\n/tuned\n/save {0}\n/what\n/system be kind\nxy\n/quit\nnever\n",
+        saved.display(),
+        // Its last line is no conversation: refused, and the conversation goes on.
+        rows.display()
     );
     let output = run(&["chat", config], &talk);
     assert!(output.status.success(), "{}", said(&output));
     let said = said(&output);
-    for part in ["the conversation is empty", "asking the base model", "/what is not a command"] {
+    for part in
+        ["the conversation is empty", "rows.jsonl is there already", "asking the base model", "/what is not a command"]
+    {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(output.stdout.starts_with(line(&tuned).as_bytes()), "{said}");
@@ -176,6 +180,14 @@ fn what_cannot_be_asked_is_refused() {
     let batch = ["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", out.to_str().unwrap()];
     refusal(&batch, 3, "row 2");
     assert!(!out.exists());
+    let table = fixture.path("rows.csv");
+    std::fs::write(&table, "question,answer\na,b\n").unwrap();
+    let of_table = ["infer", config, "--base", "--in", table.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    refusal(&of_table, 3, "rows of .csv files are not read here");
+    let packed = fixture.path("out.jsonl.gz");
+    let to_packed = ["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", packed.to_str().unwrap()];
+    refusal(&to_packed, 2, "plain text, not .gz");
+    assert!(!out.exists() && !packed.exists());
     std::fs::write(&rows, "{\"question\": \"a\"}\n{\"question\": b}\n").unwrap();
     refusal(&batch, 3, "rows.jsonl:2:14: malformed JSON: expected value");
     std::fs::write(&rows, "{\"question\": \"a\"}\n{\"colour\": 1}\n").unwrap();

@@ -333,17 +333,29 @@ fn blends_of_every_kind_merge() {
         let merged = root.path().join(how);
         let target = merged.display().to_string();
         let parts = ["--base", &base, "--adapter", &first, "--adapter", &second, "--weights", "0.8,0.4"];
-        equal(
-            how,
-            &merge(
-                &[&parts[..], &["--combine", how, "--density", "0.4", "--output", &target, "--dtype", "float32"]]
-                    .concat(),
-            ),
-        );
+        let keeps_all = ["cat", "linear"].contains(&how);
+        let density: &[&str] = if keeps_all { &[] } else { &["--density", "0.4"] };
+        let rest = ["--combine", how, "--output", &target, "--dtype", "float32"];
+        equal(how, &merge(&[&parts[..], density, &rest].concat()));
         for other in &before {
             assert!(apart(&merged, other) > 1e-4, "{how} is {}", other.display());
         }
         before.push(merged);
+    }
+    let parts = ["merge", "--base", &base, "--adapter", &first, "--adapter", &second];
+    let target = root.path().join("refused").display().to_string();
+    for (flags, expected) in [
+        (&["--weights", "nan,1"][..], "--weights NaN: expected finite numbers"),
+        (&["--weights", "1,inf"], "--weights inf: expected finite numbers"),
+        (&["--density", "0.4"], "--density has no effect with --combine cat"),
+        (&["--combine", "linear", "--density", "0.4"], "--density has no effect with --combine linear"),
+        (&["--combine", "ties", "--seed", "1"], "--seed has no effect with --combine ties"),
+    ] {
+        let args = [&parts[..], flags, &["--output", &target]].concat();
+        let ended = std::process::Command::new(env!("CARGO_BIN_EXE_tunesmith")).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.code() == Some(2) && said.contains(expected), "{flags:?}: {said}");
+        assert!(!Path::new(&target).exists());
     }
 }
 

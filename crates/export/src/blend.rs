@@ -107,6 +107,11 @@ pub fn blend(adapters: &[LoadedAdapter], recipe: &BlendRecipe) -> Result<(Adapte
 /// As [`blend`].
 pub fn finished(adapters: &[LoadedAdapter], recipe: &BlendRecipe, arch: &Arch) -> Result<LoadedAdapter> {
     let (config, tensors) = blend(adapters, recipe)?;
+    if let Some((name, _)) = tensors.iter().find(|(_, (_, values))| !values.iter().all(|value| value.is_finite())) {
+        let message = format!("the blend is no adapter: {name} would hold NaN or infinity");
+        return Err(Error::new(tunesmith_base::Kind::Numeric, message)
+            .hint("check the adapters for such values, or choose smaller --weights"));
+    }
     let config = config.on(arch)?;
     let placements = config.place(arch)?;
     let dir = adapters.first().map(|adapter| adapter.dir.clone()).unwrap_or_default();

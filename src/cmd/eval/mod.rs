@@ -18,6 +18,7 @@ use crate::data::process::Part;
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::EvalSplit;
+use crate::files;
 use crate::hub;
 use crate::train::vision::{Seer, Sight};
 use answers::Answers;
@@ -61,6 +62,11 @@ pub fn run(args: &Args) -> Result<()> {
     let rows = args.rows.map_or(usize::MAX, |rows| rows as usize).min(split.len());
     let eval_split = EvalSplit { config: &config, dataset: &dataset, split, rows };
     let dir = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
+    let reads = candidates.iter().map(|candidate| candidate.dir.as_path()).chain([base.as_path()]);
+    if let Some(read) = reads.into_iter().find(|read| files::is_same(read, &dir)) {
+        return Err(Error::config(format!("--output {}: {} is read from", dir.display(), read.display()))
+            .hint("name a folder of its own for the results"));
+    }
     let outputs = Outputs::claim(dir.clone(), args.overwrite, &data::named_inputs(&config))?;
     let split_name = part.name();
     let job = Job { eval_split, split_name, candidates: &candidates, base: &base, arch: &arch, allow: &args.allow };
