@@ -81,7 +81,7 @@ fn no_regular_file(why: impl Into<String>) -> io::Error {
 
 /// Whether this module refused a path because it leads to no regular file.
 pub(crate) fn is_no_regular_file(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<NoRegularFile>())
+    error.get_ref().and_then(|inner| inner.downcast_ref::<NoRegularFile>()).is_some()
 }
 
 fn regular(metadata: &Metadata) -> io::Result<()> {

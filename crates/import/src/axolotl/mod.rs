@@ -79,7 +79,7 @@ fn mode(import: &mut Import) {
     }
     match import.get(&["load_in_8bit"]) {
         Some((key, Node::Bool(true))) if quantized => {
-            import.unsupported(&key, "load_in_4bit is on too: keep one of them")
+            import.unsupported(&key, "load_in_4bit is on too: keep one of them");
         }
         Some((key, Node::Bool(true))) => import.put(&key, "model.quantization", Node::Str("int8".into()), ""),
         Some((key, _)) => import.not_needed(&key, "off"),

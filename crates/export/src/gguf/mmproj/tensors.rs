@@ -65,9 +65,15 @@ fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, (norm, 
                 let module = linears.next().unwrap_or_default();
                 part.tensors().into_iter().for_each(|spec| put(spec, &module, Vec::new()));
             }
-            // No kind of connector that llama.cpp has ends in these.
-            Part::PlainNorm { .. } | Part::Scale(_) | Part::Standardize { .. } => {}
-            Part::SideBySide(_) | Part::ByFeature(_) | Part::Mean(_) | Part::Function(_) | Part::Dropout(_) => {}
+            // Steps without tensors; the first three are of connectors that are refused, as llama.cpp has none of their kind.
+            Part::PlainNorm { .. }
+            | Part::Scale(_)
+            | Part::Standardize { .. }
+            | Part::SideBySide(_)
+            | Part::ByFeature(_)
+            | Part::Mean(_)
+            | Part::Function(_)
+            | Part::Dropout(_) => {}
         }
     }
 }
