@@ -121,7 +121,7 @@ fn damaged_features_are_not_computed_from_other_files_than_before() {
     assert!(refused.kind() == Kind::Data && refused.message().contains("a.png: the file has changed"), "{refused}");
     fs::write(fixture.path("a.png"), kept_picture).unwrap();
     fs::remove_dir_all(&cache).unwrap();
-    let refused = harmed(&fixture, "encoder", &[&encoder], &other_encoder).unwrap_err();
+    let refused = harmed(&fixture, "changed", &[&encoder], &other_encoder).unwrap_err();
     let told = "the files of the image encoder have changed";
     assert!(refused.kind() == Kind::Model && refused.message().contains(told), "{refused}");
 }
