@@ -216,7 +216,7 @@ const OTHER_FORMATS: [&str; 14] =
 fn read_rows(path: &Path) -> Result<Vec<Value>> {
     let end = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_lowercase();
     if OTHER_FORMATS.contains(&end.as_str()) {
-        return Err(Error::data(format!("--in {}: a .{end} file has no prompts as its lines", path.display()))
+        return Err(Error::data(format!("--in {}: the lines of a .{end} file are not prompts", path.display()))
             .hint("write the rows as JSON Lines (.jsonl), or one prompt a line as .txt"));
     }
     let file = files::open(path).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;

@@ -183,7 +183,7 @@ fn what_cannot_be_asked_is_refused() {
     let table = fixture.path("rows.csv");
     std::fs::write(&table, "question,answer\na,b\n").unwrap();
     let of_table = ["infer", config, "--base", "--in", table.to_str().unwrap(), "--out", out.to_str().unwrap()];
-    refusal(&of_table, 3, "a .csv file has no prompts as its lines");
+    refusal(&of_table, 3, "the lines of a .csv file are not prompts");
     let packed = fixture.path("out.jsonl.gz");
     let to_packed = ["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", packed.to_str().unwrap()];
     refusal(&to_packed, 2, "plain text, not .gz");

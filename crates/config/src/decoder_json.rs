@@ -106,7 +106,7 @@ impl Source<'_> {
             return Err(self.mismatch("head_dim", "a whole number, or no such key"));
         }
         let head_dim = self.head_dim(defaults.head_dim, hidden_size, num_attention_heads)?;
-        if defaults.turns && defaults.partial_rotary.is_none() && !head_dim.is_multiple_of(2) {
+        if defaults.rotary && defaults.partial_rotary.is_none() && !head_dim.is_multiple_of(2) {
             return Err(self.error(format!("head_dim is {head_dim}, expected an even number")));
         }
         let num_hidden_layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
@@ -114,10 +114,10 @@ impl Source<'_> {
             self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
         let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
         let partial = defaults.partial_rotary.unwrap_or(1.0);
-        // Transformers checks the rule of a class that turns nothing too; it says nothing of the width of heads then.
-        let turned = if defaults.turns { head_dim } else { head_dim.next_multiple_of(2) };
-        let rope = self.rope(turned, max_position_embeddings, defaults.theta, partial, defaults.two_ropes)?;
-        if rope.rotary_dim != turned && defaults.partial_rotary.is_none() {
+        // Transformers checks rope_parameters of a class without rotary positions too, whatever the width of its heads.
+        let width = if defaults.rotary { head_dim } else { head_dim.next_multiple_of(2) };
+        let rope = self.rope(width, max_position_embeddings, defaults.theta, partial, defaults.two_ropes)?;
+        if rope.rotary_dim != width && defaults.partial_rotary.is_none() {
             return Err(self
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
                 .hint("the class in Transformers always rotates whole heads: remove the key"));
@@ -128,7 +128,7 @@ impl Source<'_> {
             num_kv_heads: self.size_or("num_key_value_heads", kv_heads.unwrap_or(num_attention_heads))?,
             head_dim,
             window: None,
-            rope: defaults.turns.then_some(0),
+            rope: defaults.rotary.then_some(0),
             kv_from: None,
             gate: GateSpec::None,
             v_norm: false,
@@ -157,7 +157,7 @@ impl Source<'_> {
             per_layer: None,
             altup: None,
             layer_scalar: false,
-            ropes: if defaults.turns { vec![rope] } else { Vec::new() },
+            ropes: if defaults.rotary { vec![rope] } else { Vec::new() },
             attention_scale: (head_dim as f64).powf(-0.5),
             scale_by_layer: false,
             query_scaling: None,
@@ -469,8 +469,8 @@ pub(super) struct Defaults {
     pub partial_rotary: Option<f64>,
     /// Whether the rope parameters have an object for each kind of block.
     pub two_ropes: bool,
-    /// Whether queries and keys are turned by their positions.
-    pub turns: bool,
+    /// Whether queries and keys get rotary positions.
+    pub rotary: bool,
 }
 
 impl Default for Defaults {
@@ -489,7 +489,7 @@ impl Default for Defaults {
             activation: HiddenAct::Silu,
             partial_rotary: None,
             two_ropes: false,
-            turns: true,
+            rotary: true,
         }
     }
 }
@@ -518,22 +518,22 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_even_where_all_of_them_turns() {
+    fn the_width_of_heads_is_even_where_whole_heads_are_rotated() {
         let gpt2 = read("gpt2", &json!({"n_embd": 52, "n_head": 4, "n_layer": 1, "n_positions": 64})).unwrap();
         assert_eq!((width(&gpt2), gpt2.ropes.len(), gpt2.reach()), (13, 0, 64));
         let granite = json!({"layer_types": ["attention"], "shared_intermediate_size": 50, "num_local_experts": 0});
         let plain = read("granitemoehybrid", &granite).unwrap();
         assert_eq!((width(&plain), plain.ropes.len()), (13, 0));
-        let mut turned = granite;
-        turned["position_embedding_type"] = json!("rope");
-        for (model_type, more) in [("granitemoehybrid", &turned), ("llama", &json!({}))] {
+        let mut rotary = granite;
+        rotary["position_embedding_type"] = json!("rope");
+        for (model_type, more) in [("granitemoehybrid", &rotary), ("llama", &json!({}))] {
             let error = read(model_type, more).unwrap_err();
             assert!(error.contains("head_dim is 13, expected an even number"), "{model_type}: {error}");
         }
     }
 
     #[test]
-    fn of_latent_heads_only_the_turned_part_is_even() {
+    fn of_latent_heads_only_the_rotated_part_is_even() {
         let sizes = json!({"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 10,
             "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24});
         let arch = read("mistral4", &sizes).unwrap();

@@ -111,15 +111,15 @@ impl Builder<'_> {
         };
         let spec::Encoder { num_heads, num_kv_heads, head_dim, .. } = *spec;
         let heads = Heads::new(num_heads, num_kv_heads, head_dim);
-        let [q_norm, k_norm] = match spec.head_norms {
+        let [q_norm, k_norm] = match spec.qk_norms {
             Some(names) => {
                 let mut norm = |name: &str| self.encoder_norm(spec, &spec.block_name(layer, name));
                 [Some((norm(names[0])?, num_heads)), Some((norm(names[1])?, num_kv_heads))]
             }
             None => [None, None],
         };
-        let v_norm = spec.head_norms.map(|_| (self.plain_norm(head_dim, spec.norm_eps), num_kv_heads));
-        let scale = if spec.head_norms.is_some() { 1.0 } else { (head_dim as f32).powf(-0.5) };
+        let v_norm = spec.qk_norms.map(|_| (self.plain_norm(head_dim, spec.norm_eps), num_kv_heads));
+        let scale = if spec.qk_norms.is_some() { 1.0 } else { (head_dim as f32).powf(-0.5) };
         Ok(Attention {
             qkv: Qkv::Own(projections),
             q_norm,

@@ -275,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn of_a_proportional_share_whole_pairs_turn() {
+    fn of_a_proportional_share_whole_pairs_are_rotated() {
         // `rope_angles` of Transformers' `_compute_proportional_rope_parameters`: int(share * head_dim // 2).
         for (head_dim, share, pairs) in [(18, 0.25, 2), (16, 0.19, 1), (6, 0.25, 0), (16, 0.1, 0)] {
             let arch = read(&json!({}), share, head_dim);
-            let turned = arch.ropes[0].frequencies(8).inv_freq;
-            assert_eq!(turned.len(), head_dim / 2);
-            assert_eq!(turned.iter().filter(|&&angle| angle != 0.0).count(), pairs, "{share} of {head_dim}");
+            let rotated = arch.ropes[0].frequencies(8).inv_freq;
+            assert_eq!(rotated.len(), head_dim / 2);
+            assert_eq!(rotated.iter().filter(|&&angle| angle != 0.0).count(), pairs, "{share} of {head_dim}");
         }
     }
 }

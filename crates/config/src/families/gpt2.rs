@@ -28,7 +28,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         // It has a key of its own.
         activation_key: "",
         activation: HiddenAct::GeluTanh,
-        turns: false,
+        rotary: false,
         ..Defaults::default()
     };
     let mut arch = source.decoder(&FAMILY, &defaults)?;

@@ -28,8 +28,8 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let turns = source.text("position_embedding_type")? == Some("rope");
-    let defaults = Defaults { intermediate: Some(11_008), context: 2048, turns, ..Defaults::default() };
+    let rotary = source.text("position_embedding_type")? == Some("rope");
+    let defaults = Defaults { intermediate: Some(11_008), context: 2048, rotary, ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     source.granite_constants(&mut arch)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;

@@ -63,7 +63,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         eps_key: "layer_norm_epsilon",
         // Its MLP has a key of its own.
         activation_key: "",
-        turns: false,
+        rotary: false,
         ..Defaults::default()
     };
     let mut arch = source.decoder(&FAMILY, &defaults)?;

@@ -19,9 +19,9 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let turns = !source.has_null_base()?;
-    let defaults = Defaults { context: 65_536, pad: Some(100_277), turns, ..Defaults::default() };
-    if !turns && source.rope_kind()?.is_some_and(|kind| kind != "default") {
+    let rotary = !source.has_null_base()?;
+    let defaults = Defaults { context: 65_536, pad: Some(100_277), rotary, ..Defaults::default() };
+    if !rotary && source.rope_kind()?.is_some_and(|kind| kind != "default") {
         return Err(source.not_yet("a rope_type other than \"default\" with rope_theta null"));
     }
     // How a new model's decays begin, of which its class wants sensible ranges.
@@ -31,7 +31,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         return Err(source.mismatch("linear_a_log_max", "no less than linear_a_log_min"));
     }
     let bare;
-    let rules = if turns {
+    let rules = if rotary {
         source
     } else {
         bare = source.without("rope_parameters").without("rope_scaling").without("rope_theta");

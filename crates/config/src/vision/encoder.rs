@@ -59,7 +59,7 @@ pub struct Encoder {
     pub pre_norm: bool,
     /// The norms of each head's queries and keys, by their names in a block. Values then have one without weights, and scores are not
     /// scaled (Gemma 4).
-    pub head_norms: Option<[&'static str; 2]>,
+    pub qk_norms: Option<[&'static str; 2]>,
     /// The norms of the outputs of attention and of the MLP before they join the stream, by their names in a block (Gemma 4).
     pub post_norms: Option<[&'static str; 2]>,
     /// Whether the linear modules of blocks clip their inputs and outputs to bounds that the checkpoint has ([`CLIP_BOUNDS`]).

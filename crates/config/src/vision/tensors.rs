@@ -113,7 +113,7 @@ impl Encoder {
         let mut tensors = norm(&self.block_name(layer, names.norm1), hidden, self.rms_norm);
         tensors.extend(self.attention_linears(layer).iter().flat_map(tensors_of));
         let heads = |name: &str| norm(&self.block_name(layer, name), self.head_dim, self.rms_norm);
-        tensors.extend(self.head_norms.iter().flatten().flat_map(|name| heads(name)));
+        tensors.extend(self.qk_norms.iter().flatten().flat_map(|name| heads(name)));
         let behind = |name: &str| norm(&self.block_name(layer, name), hidden, self.rms_norm);
         tensors.extend(self.post_norms.iter().flatten().flat_map(|name| behind(name)));
         let scale = |name: &str| tensor(self.block_name(layer, name), &[hidden]);

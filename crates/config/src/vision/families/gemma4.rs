@@ -76,7 +76,7 @@ fn read(source: &Source<'_>) -> Result<Encoder> {
         bias: false,
         gated_mlp: true,
         rms_norm: true,
-        head_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
+        qk_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
         post_norms: Some(["post_attention_layernorm", "post_feedforward_layernorm"]),
         clipped: source.flag("use_clipped_linears", false)?,
         interpolation: Some(Interpolation::Axes),

@@ -123,7 +123,7 @@ pub(super) fn encoder(
         gated_mlp: false,
         rms_norm: false,
         pre_norm: false,
-        head_norms: None,
+        qk_norms: None,
         post_norms: None,
         clipped: false,
         layer_scale: false,
