@@ -305,23 +305,21 @@ fn batch(args: &Args, rows: &[Value], done: &Done, out: &Path, input: &Path) -> 
         }
         return classify::infer_file(&session, head, rows, done.rows, lines, input);
     }
+    let prompt = |index: usize| {
+        let prompt = session.row(ask.system.as_deref(), &rows[index]);
+        prompt.map_err(|error| error.context(format!("{}: row {}", input.display(), index + 1)))
+    };
     done.check_first(session.model.device(), out, || {
-        let Prompt { ids, images } = session.row(ask.system.as_deref(), &rows[0])?;
+        let Prompt { ids, images } = prompt(0)?;
         let answers = generate_with_images(&session.model, &[ids], &[images], &session.settings(), &mut Unwatched)?;
         let answer = answers.and_then(|mut answers| answers.pop()).expect("nobody stops it");
         fields(&session, &answer).map(Vec::from)
     })?;
-    let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
     if done.rows == rows.len() {
         return all_answered();
     }
     // Reads all prompts first: a bad row is refused before the first answer.
-    let prompts = rows
-        .iter()
-        .enumerate()
-        .skip(done.rows)
-        .map(|(index, row)| session.row(ask.system.as_deref(), row).map_err(|error| place(index, error)))
-        .collect::<Result<Vec<_>>>()?;
+    let prompts = (done.rows..rows.len()).map(prompt).collect::<Result<Vec<_>>>()?;
     let lines = lines()?;
     let (stop, _listening) = interrupt()?;
     let settings = Settings { first_text: done.rows as u64, ..session.settings() };

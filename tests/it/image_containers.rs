@@ -295,3 +295,95 @@ fn a_picture_of_60_000_pixels_a_side_is_refused_in_little_memory() {
         }
     }
 }
+
+/// Overwrites an image with zeros wherever it lies below `root`; in a deflated archive, the beginning of its member `name`.
+fn zero(root: &Path, name: &str, bytes: &[u8]) -> bool {
+    let find = |within: &[u8], part: &[u8]| within.windows(part.len()).position(|window| window == part);
+    let mut hit = false;
+    for entry in fs::read_dir(root).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            hit |= path.file_name().unwrap() != "model" && zero(&path, name, bytes);
+            continue;
+        }
+        let mut content = fs::read(&path).unwrap();
+        let member = find(&content, name.as_bytes()).filter(|_| path.extension().is_some_and(|end| end == "zip"));
+        let Some((at, length)) =
+            find(&content, bytes).map(|at| (at, bytes.len())).or_else(|| member.map(|at| (at + name.len() + 8, 16)))
+        else {
+            continue;
+        };
+        content[at..at + length].fill(0);
+        fs::write(&path, content).unwrap();
+        hit = true;
+    }
+    hit
+}
+
+#[test]
+fn an_image_that_is_damaged_after_the_rows_were_read_is_named_with_its_row() {
+    let good = |name: &str| (name.to_owned(), fs::read(golden("pixels").join(name)).unwrap());
+    let files = [good("rgb.png"), good("wide.png")];
+    for (name, write) in CONTAINERS {
+        let (root, model) = model();
+        let folder = root.path().join("data");
+        fs::create_dir(&folder).unwrap();
+        let place = write(&folder, &files);
+        // Rows from the files, then from the cache.
+        for use_cache in [true, true, false] {
+            let change = changed(root.path(), &place, BadImages::Refuse);
+            let data = dataset(&model, &place.0, |config| {
+                change(config);
+                config.data.use_cache = use_cache;
+            });
+            let data = data.unwrap();
+            data.train.batch(0..2).unwrap();
+            let member = if name.contains("of images") { "wide.png" } else { "0001.png" };
+            let rows_before = fs::read(&place.0).unwrap();
+            assert!(zero(root.path(), member, &files[1].1), "{name}");
+            let rows = place.0.file_name().unwrap().to_string_lossy().into_owned();
+            let [second, unit] = [format!("{rows}:2: image "), format!("{rows}: row 2: image ")];
+            for error in [data.train.batch(0..2).map(drop), data.train.thumbnails(1).map(drop)] {
+                let text = error.unwrap_err().to_string();
+                let file = if name.contains("rows") || name.contains("compressed") || name.contains("Parquet") {
+                    "pictures/"
+                } else if name.contains("of images") || name == "a folder" {
+                    "wide.png"
+                } else {
+                    "0001.png"
+                };
+                assert!(text.contains(file), "{name}: {text}");
+                assert!(text.contains(&second) || text.contains(&unit) || text.contains(": row 2: "), "{name}: {text}");
+            }
+            // As it was, for the next round.
+            fs::remove_dir_all(&folder).unwrap();
+            fs::create_dir(&folder).unwrap();
+            write(&folder, &files);
+            assert!(fs::read(&place.0).unwrap().len() == rows_before.len(), "{name}");
+            let _ = fs::remove_dir_all(root.path().join("cache/pictures"));
+        }
+    }
+}
+
+#[test]
+fn an_image_that_gets_another_size_during_a_run_is_named_with_its_row() {
+    let root = tempfile::tempdir().unwrap();
+    let model = root.path().join("model");
+    copy(&golden("vision/qwen2_vl/model"), &model);
+    copy(&golden("picture_chats/qwen2_vl"), &model);
+    let image = root.path().join("a.png");
+    fs::copy(golden("pixels/rgb.png"), &image).unwrap();
+    let rows = root.path().join("rows.jsonl");
+    let row = |name: &str| json!({"image": name, "question": "what?", "answer": "a cat"});
+    let whole = golden("pixels/rgb.png").display().to_string();
+    write_rows(&rows, [row(&whole), row("a.png"), row("a.png"), row("a.png")]);
+    let data = dataset(&model, &rows, |config| config.data.image_dir = Some(root.path().to_owned())).unwrap();
+    data.train.batch(0..4).unwrap();
+    fs::copy(golden("pixels/wide.png"), &image).unwrap();
+    let text = data.train.batch(0..4).unwrap_err().to_string();
+    assert!(text.contains("rows.jsonl:2 and 2 more rows: image a.png: it takes "), "{text}");
+    assert!(text.contains("the file was replaced"), "{text}");
+    fs::remove_file(&image).unwrap();
+    let text = data.train.batch(0..4).unwrap_err().to_string();
+    assert!(text.contains("rows.jsonl:2 and 2 more rows: image a.png: "), "{text}");
+}

@@ -20,7 +20,7 @@ use super::template::ChatTemplate;
 use super::template_coverage::unknown_end;
 use super::tokenizer::Tokenizer;
 use super::tokens::{self, TokenSet, TokenWriter};
-use super::{contamination, dedupe, labels, mix};
+use super::{contamination, dedupe, labels, mix, picture_rows};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::{Arch, TextIds};
@@ -131,6 +131,13 @@ pub fn load(
     for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
         split.class_weights = labels::weights(&classes);
         split.pictures = pictures.cloned();
+    }
+    if let Some(pictures) = pictures {
+        let held_out = [(&validation, &inputs.validation), (&test, &inputs.test)];
+        let held_out = held_out.into_iter().filter_map(|(split, input)| Some((split.as_ref()?, input.as_ref()?)));
+        let held_out = held_out.flat_map(|(split, input)| split.sets.iter().zip(std::iter::once(input)));
+        let shown = train.sets.iter().zip(&inputs.train).chain(held_out);
+        pictures.shown_in(picture_rows::places(shown.map(|(set, input)| (Arc::clone(set), input.clone())).collect()));
     }
 
     let mut hasher = blake3::Hasher::new();

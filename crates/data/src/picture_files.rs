@@ -2,7 +2,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base64::Engine as _;
 use base64::alphabet;
@@ -11,7 +11,9 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::archive::{self, Archives};
 use super::inputs::Inputs;
-use super::pictures::{AMONG_OTHERS, PictureLook, PictureRows, Pictures, WorldRows, bad_image, split_world};
+use super::picture_places::PicturePlaces;
+use super::picture_texts::PictureRows;
+use super::pictures::{AMONG_OTHERS, PictureLook, Pictures, WorldRows, bad_image, split_world};
 use super::row::PROBE_ROWS;
 use super::row_images::{NO_IMAGE, OR_FILE};
 use super::source::{self, Place};
@@ -89,6 +91,8 @@ pub struct PictureFiles {
     web: Option<WebImages>,
     /// Whether pictures are decoded when rows are read.
     decodes: bool,
+    /// The rows that show them, once these are read.
+    places: Mutex<PicturePlaces>,
 }
 
 impl PictureFiles {
@@ -106,7 +110,8 @@ impl PictureFiles {
         let archives = Archives::default();
         // Whole, since relative names are those of `folder`.
         let kept = std::path::absolute(cache).map_err(|error| Error::io("open", cache, &error))?.join("pictures");
-        Ok(Self { processor, world: None, vision, folder, archives, kept, web: None, decodes })
+        let places = Mutex::default();
+        Ok(Self { processor, world: None, vision, folder, archives, kept, web: None, decodes, places })
     }
 
     /// With pictures for a second encoder.
@@ -206,6 +211,14 @@ impl PictureFiles {
         format!("{:?}{world}", self.processor)
     }
 
+    /// An error about a picture that is read after the rows were: with its file and its row.
+    #[must_use]
+    pub fn located(&self, file: &str, error: Error) -> Error {
+        let name = split(file).0;
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        places.locate(name, bad_image(name, error))
+    }
+
     fn layout(&self, file: &str) -> Result<PictureRows> {
         let bytes = self.read(file)?;
         let (width, height) = if self.decodes {
@@ -287,7 +300,27 @@ impl Pictures for PictureFiles {
             let pixels = self.processor(file).pixels(&Picture::decode(&self.read(file)?)?, split(file).1)?;
             Ok(Pixels { world: split_world(file).1, ..pixels })
         };
-        read().map(Arc::new).map_err(|error| bad_image(split(file).0, error))
+        read().map(Arc::new).map_err(|error| self.located(file, error))
+    }
+
+    fn shown_in(&self, places: PicturePlaces) {
+        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = places;
+    }
+
+    fn check_rows(&self, file: &str, pixels: &Pixels, rows: usize) -> Result<()> {
+        let now = match &self.vision.world {
+            Some(world) if pixels.world => world.rows(),
+            _ if self.vision.start_token.is_some() => return Ok(()),
+            _ => {
+                let tiles = pixels.tiles.iter().map(|tile| (tile.rows, tile.columns));
+                self.vision.rows(tiles, pixels.joined.as_ref())
+            }
+        };
+        if now == rows {
+            return Ok(());
+        }
+        let found = format!("it takes {now} tokens, and took {rows} when the rows were read: the file was replaced");
+        Err(self.located(file, Error::data(found).hint("put the file back, and start the run again")))
     }
 
     fn look(&self, file: &str) -> Result<PictureLook> {
@@ -296,12 +329,12 @@ impl Pictures for PictureFiles {
             let (width, height) = Picture::size(&bytes)?;
             Ok(PictureLook { content: blake3::hash(&bytes).to_hex().to_string(), width, height })
         };
-        read().map_err(|error| bad_image(split(file).0, error))
+        read().map_err(|error| self.located(file, error))
     }
 
     fn thumbnail(&self, file: &str) -> Result<String> {
         let small = || Picture::decode(&self.read(file)?)?.thumbnail(THUMBNAIL);
-        let png = small().map_err(|error| bad_image(split(file).0, error))?;
+        let png = small().map_err(|error| self.located(file, error))?;
         Ok(format!("data:image/png;base64,{}", STANDARD.encode(png)))
     }
 

@@ -1,6 +1,6 @@
 //! Images of rows: their files, and their places in a row's tokens. Only names are in memory. The encoder's input is
 //! made from an image when a batch needs it.
-use std::fmt::{Debug, Write as _};
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,6 +9,8 @@ use serde_json::Value;
 
 use super::batch::{Example, IGNORE};
 use super::messages::Conversation;
+use super::picture_places::PicturePlaces;
+use super::picture_texts::{PictureRows, gemma3, idefics3, pixtral};
 use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::Tokenizer;
 use super::web_address::Came;
@@ -73,6 +75,17 @@ pub trait Pictures: Debug + Send + Sync {
         Ok(false)
     }
 
+    /// Tells which rows show the pictures that will be read from now on. Errors about one then name its row too.
+    fn shown_in(&self, _places: PicturePlaces) {}
+
+    /// Refuses a picture that takes other than `rows` rows of the decoder's input: it was replaced since the rows were read.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`], with the file and the row.
+    fn check_rows(&self, _file: &str, _pixels: &Pixels, _rows: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// A picture's content and size.
     ///
     /// # Errors
@@ -121,18 +134,6 @@ pub struct WorldRows {
     pub tokens: [u32; 2],
     /// Rows of the decoder that each picture takes, without these tokens.
     pub rows: usize,
-}
-
-/// The rows that a picture takes of the decoder's input.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PictureRows {
-    /// Rows of the decoder for each tile.
-    pub tiles: Vec<usize>,
-    /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them. With crops beside it, the
-    /// whole picture is the first tile.
-    pub split: Option<(usize, usize)>,
-    /// Rows of the decoder in a line of the first tile.
-    pub columns: usize,
 }
 
 /// A picture of an example.
@@ -430,48 +431,6 @@ fn text_of(tokenizer: &Tokenizer, id: u32) -> Result<String> {
 /// The token that begins a text.
 fn bos(tokenizer: &Tokenizer) -> Option<u32> {
     tokenizer.id(tokenizer.special_tokens().get("bos_token")?.as_str()?)
-}
-
-/// The text of `Gemma3Processor` for a picture, and for its crops behind it.
-fn gemma3(rows: &PictureRows, image: &str, [begin, end]: [&str; 2]) -> String {
-    let of_tile = |rows: &usize| format!("\n\n{begin}{}{end}\n\n", image.repeat(*rows));
-    let mut tiles = rows.tiles.iter().map(of_tile);
-    let whole = tiles.next().unwrap_or_default();
-    let crops: Vec<String> = tiles.collect();
-    if crops.is_empty() {
-        return whole;
-    }
-    let crops = crops.join(" ");
-    format!("Here is the original image {whole} and here are some crops to help you see better {crops}")
-}
-
-/// The text of `PixtralProcessor` for a picture.
-fn pixtral(rows: &PictureRows, image: &str) -> String {
-    let [line_end, end] = PIXTRAL_TOKENS;
-    let lines = rows.tiles.iter().sum::<usize>().checked_div(rows.columns).unwrap_or(0);
-    let text = vec![image.repeat(rows.columns); lines].join(line_end);
-    text + end
-}
-
-/// The text of `Idefics3Processor` for a picture.
-fn idefics3(rows: &PictureRows, image: &str) -> String {
-    const AROUND: &str = "<fake_token_around_image>";
-    const WHOLE: &str = "<global-img>";
-    let mut tiles = rows.tiles.iter();
-    let mut next = || image.repeat(tiles.next().copied().unwrap_or(0));
-    let mut text = String::new();
-    if let Some((down, across)) = rows.split {
-        for row in 1..=down {
-            for column in 1..=across {
-                text += AROUND;
-                let _ = write!(text, "<row_{row}_col_{column}>"); // a String never fails
-                text += &next();
-            }
-            text.push('\n');
-        }
-        text.push('\n');
-    }
-    text + AROUND + WHOLE + &next() + AROUND
 }
 
 #[cfg(test)]

@@ -301,6 +301,7 @@ impl Split {
                         Some(pixels) => Arc::clone(pixels),
                         None => pictures.pixels(file)?,
                     };
+                    pictures.check_rows(file, &pixels, runs.iter().map(Range::len).sum())?;
                     read.insert(file, Arc::clone(&pixels));
                     of_sequence.push(ImageRows { runs: runs.clone(), pixels });
                 }

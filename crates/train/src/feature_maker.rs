@@ -158,7 +158,7 @@ impl FeatureMaker {
                 let ahead = Ahead::of(lacking.clone(), tunesmith_ops::par::threads(), Arc::clone(&read));
                 for file in &lacking {
                     let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
-                    let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("image {file}")))?;
+                    let encoded = encoder.encode(&pixels).map_err(|error| files.located(file, error))?;
                     cache.add(contents[file.as_str()].to_owned(), encoded)?;
                     observer.advance(u64::from(!split_world(file).1));
                 }

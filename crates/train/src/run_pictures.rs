@@ -9,7 +9,7 @@ use super::picture_identity::Identity;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::vision::{ChatImages, Features, VisionArch};
-use tunesmith_data::{Came, PictureFiles, PictureLook, PictureRows, Pictures, WorldRows, split_world};
+use tunesmith_data::{Came, PictureFiles, PictureLook, PicturePlaces, PictureRows, Pictures, WorldRows, split_world};
 use tunesmith_model::feature_cache::FeatureCache;
 use tunesmith_vision::{Layout, Pixels};
 
@@ -131,6 +131,14 @@ impl Pictures for RunPictures {
         Ok(true)
     }
 
+    fn shown_in(&self, places: PicturePlaces) {
+        self.source.files.shown_in(places);
+    }
+
+    fn check_rows(&self, file: &str, pixels: &Pixels, rows: usize) -> Result<()> {
+        self.source.files.check_rows(file, pixels, rows)
+    }
+
     fn look(&self, file: &str) -> Result<PictureLook> {
         self.source.files.look(file)
     }
@@ -193,9 +201,9 @@ impl Computed {
         let mut mend = || {
             for (content, (file, _)) in &damaged {
                 if Identity::of(source, file)?.content != *content {
-                    let name = split_world(file).0;
-                    return Err(Error::data(format!("image {name}: the file has changed since the run began"))
-                        .hint("put the file back that the run began with, or start the run again"));
+                    let changed = Error::data("the file has changed since the run began")
+                        .hint("put the file back that the run began with, or start the run again");
+                    return Err(source.located(file, changed));
                 }
             }
             let pictures: Vec<_> = damaged.values().map(|(file, picture)| (*file, &**picture)).collect();
