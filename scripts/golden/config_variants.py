@@ -76,6 +76,7 @@ ROPES = [
     {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0},
     {"rope_type": "default", "partial_rotary_factor": 0.5},
+    {"rope_type": "default", "partial_rotary_factor": 0.0},
     {"rope_type": "default", "partial_rotary_factor": None},
     {"rope_type": "default", "rope_theta": None},
     {"rope_type": "default", "rope_theta": 500},
@@ -90,7 +91,7 @@ ROPES = [
 MORE = [
     ("rope_theta", [500.0, 500, None, "500"]),
     ("rope_local_base_freq", [500.0, None]),
-    ("partial_rotary_factor", [0.5, None]),
+    ("partial_rotary_factor", [0.5, 0.0, None]),
     ("original_max_position_embeddings", [8, None]),
     ("rope_scaling", [None, {}, *ROPES[2:5], *ROPES[-8:]]),
     ("rope_parameters", ROPES),

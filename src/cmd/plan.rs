@@ -5,7 +5,7 @@ use super::{run_plan, scaling, terminal};
 use crate::bench::bench_cache::MeasuredRate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
 use crate::config::vision::VisionArch;
-use crate::config::{Auto, Bytes, Config, DeviceChoice, ModelConfig, Resolved, Task, is_hub_name, shape};
+use crate::config::{Auto, Bytes, Config, DeviceChoice, ModelConfig, Resolved, Task, is_hub_name, refuse_gguf, shape};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::files;
@@ -177,6 +177,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<Planne
         terminal::print_note(&format!("{}: this shape is built in; nothing is downloaded", named.display()));
         (Arch::from_json(text, &named)?, memory_prediction::stored_by(text))
     } else if named.is_file() {
+        refuse_gguf(&named)?;
         let text = files::read_text(&named, files::SMALL)
             .map_err(|error| Error::io("read", &named, &error).with_kind(crate::Kind::Model))?;
         (Arch::from_json(&text, &named)?, memory_prediction::stored_by(&text))

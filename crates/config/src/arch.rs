@@ -314,6 +314,14 @@ impl Arch {
         self.blocks.iter_mut().filter_map(BlockSpec::attention_mut)
     }
 
+    /// Takes away a rotary embedding that turns no feature (`partial_rotary_factor: 0`): the model then knows no positions.
+    pub(super) fn drop_still_rope(&mut self) {
+        if self.ropes.len() == 1 && self.ropes[0].rotary_dim == 0 {
+            self.attentions_mut().for_each(|attention| attention.rope = None);
+            self.ropes.clear();
+        }
+    }
+
     /// The attention that all blocks have, but for windows and rotary embeddings; `None` where they differ.
     pub fn uniform_attention(&self) -> Option<&AttentionSpec> {
         let first = self.blocks.first()?.attention()?;

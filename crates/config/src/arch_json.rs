@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::arch::{Arch, AttentionSpec, BlockSpec, Experts, TensorSpec};
 use super::families::family_of;
+use super::gguf_input::refuse_gguf;
 use super::hf_json::{MAX_SIZE, Source, read_text};
 use super::tied;
 use tunesmith_base::error::{Error, Result};
@@ -18,6 +19,7 @@ impl Arch {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: a missing or malformed file, an impossible size, or an unsupported feature by name.
     pub fn from_dir(dir: &Path) -> Result<Self> {
+        refuse_gguf(dir)?;
         let path = dir.join("config.json");
         let text = read_text(&path)?.ok_or_else(|| {
             Error::model(format!("{}: no such file", path.display())).hint(
@@ -48,6 +50,7 @@ impl Arch {
         let source = if wrapper.is_none() { written.renamed(family.model_type) } else { written.clone() };
         source.refuse_unsupported(family)?;
         let mut arch = read(&source)?;
+        arch.drop_still_rope();
         if wrapper.is_none() {
             written.check_types(family.model_type)?;
         }

@@ -247,8 +247,16 @@ impl<'a> Source<'a> {
 
 /// A JSON value short enough for a message.
 pub(super) fn brief(value: &Value) -> String {
+    // A number that JSON does not know, as the file has it.
+    let special =
+        |value: &Value| value.as_object().and_then(|map| map.get(SPECIAL)).and_then(Value::as_str).map(str::to_owned);
     match value {
-        Value::Object(_) => "an object".into(),
+        Value::Object(_) => special(value).unwrap_or_else(|| "an object".into()),
+        Value::Array(items) if items.len() <= 4 && items.iter().any(|item| special(item).is_some()) => {
+            let items: Vec<String> =
+                items.iter().map(|item| special(item).unwrap_or_else(|| item.to_string())).collect();
+            format!("[{}]", items.join(","))
+        }
         Value::Array(items) if items.len() > 4 => format!("a list of {}", items.len()),
         _ => {
             let text = value.to_string();

@@ -30,8 +30,7 @@ impl Source<'_> {
     ) -> Result<Rope> {
         let mut around = self.around(head_dim, max_position_embeddings, theta)?;
         // Null is no factor, and then the class's own default does not count either.
-        around.partial =
-            if self.is_null("partial_rotary_factor") { 1.0 } else { self.positive("partial_rotary_factor", partial)? };
+        around.partial = if self.is_null("partial_rotary_factor") { 1.0 } else { self.partial_rotary_factor(partial)? };
         self.check_kinds(two)?;
         match self.rope_entry("full_attention")? {
             Some(entry) => entry.read_rope(&around),
@@ -46,13 +45,17 @@ impl Source<'_> {
         let head_dim = arch.attentions().next().map_or(0, |attention| attention.head_dim);
         let mut around = self.around(head_dim, arch.max_position_embeddings, 1.0)?;
         (around.theta, around.original) = (theta, None);
-        match self.rope_object()? {
+        let rope = match self.rope_object()? {
             Some(object) if object.is_nested() => match object.inner("sliding_attention")? {
                 Some(entry) => entry.read_rope(&around),
                 None => Source::empty(self.origin).read_rope(&around),
             },
             _ => Source::empty(self.origin).read_rope(&around),
+        }?;
+        if rope.rotary_dim == 0 {
+            return Err(self.not_yet("partial_rotary_factor 0 of sliding_attention"));
         }
+        Ok(rope)
     }
 
     fn around(&self, head_dim: usize, max_position_embeddings: usize, theta: f64) -> Result<Around> {
@@ -180,7 +183,7 @@ impl Source<'_> {
             Some(theta) => self.positive("rope_theta", theta)?,
             None => self.required("rope_theta")?,
         };
-        let partial = self.positive("partial_rotary_factor", around.partial)?;
+        let partial = self.partial_rotary_factor(around.partial)?;
         let key = if self.has("rope_type") { "rope_type" } else { "type" };
         if self.is_null(key) {
             return Err(self.mismatch(key, "a string"));
@@ -190,7 +193,9 @@ impl Source<'_> {
         // The other pairs have the frequency 0, all of them if the share is less than a pair.
         let proportional = kind == "proportional";
         let rotary_dim = if proportional { around.head_dim } else { share };
-        if partial > 1.0 || share < 2 && !proportional || !rotary_dim.is_multiple_of(2) {
+        // Transformers then makes tables without frequencies, and nothing turns.
+        let still = share == 0 && kind == "default";
+        if partial > 1.0 || share < 2 && !proportional && !still || !rotary_dim.is_multiple_of(2) {
             return Err(self.error(format!(
                 "partial_rotary_factor is {partial}, expected a share of head_dim {} that is an even number of features",
                 around.head_dim
@@ -285,6 +290,13 @@ impl Source<'_> {
     }
 
     /// A number above 0 that has to be there.
+    /// The share of a head that turns.
+    fn partial_rotary_factor(&self, default: f64) -> Result<f64> {
+        let key = "partial_rotary_factor";
+        let share = self.number_or(key, default)?;
+        if share >= 0.0 { Ok(share) } else { Err(self.mismatch(key, "a number from 0 to 1")) }
+    }
+
     fn required(&self, key: &str) -> Result<f64> {
         if self.get(key).is_some() { self.positive(key, 1.0) } else { Err(self.mismatch(key, "a number above 0")) }
     }

@@ -6,6 +6,7 @@ use super::{Destination, Hub, Repo, RepoKind};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::COMPANIONS;
 use tunesmith_config::vision::ENCODER_FILES;
+use tunesmith_config::{INSTEAD_OF_GGUF, is_gguf};
 
 /// The part of a model to download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,8 @@ impl Hub<'_> {
         if !checkout.has(CONFIG) {
             let hint = if checkout.has(ADAPTER_CONFIG) {
                 "it is an adapter: set tuning.adapter to it, and model.name to its base model".to_owned()
+            } else if checkout.paths().any(|path| is_gguf(path.as_ref())) {
+                format!("it has GGUF files, and tunesmith reads none: {INSTEAD_OF_GGUF}")
             } else {
                 format!("it has {}", shown(&checkout))
             };

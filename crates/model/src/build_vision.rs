@@ -221,6 +221,10 @@ fn fits(vision: &VisionArch, decoder: &Arch) -> Result<()> {
         ))
         .hint("vision_config.deepstack_visual_indexes must have fewer entries than the decoder has blocks"));
     }
+    if vision.mrope.is_some() && decoder.ropes.is_empty() {
+        return Err(Error::model("not yet: images for a decoder without a rotary embedding (partial_rotary_factor 0)")
+            .hint("set vision.load: false to train on text alone"));
+    }
     let turned: usize = vision.mrope.iter().flat_map(|mrope| mrope.sections).sum();
     let wrong = decoder.ropes.iter().find(|rope| vision.mrope.is_some() && rope.rotary_dim != 2 * turned);
     wrong.map_or(Ok(()), |rope| {

@@ -81,6 +81,18 @@ fn sample(dir: &Path) -> Result<Vec<f64>, Error> {
     Ok(vec![at(1, 5), at(1, 77), at(0, 140)])
 }
 
+/// A folder with the weights of a model alone.
+fn with_weights(source: &Path) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(source).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_string_lossy().contains("safetensors") {
+            std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    folder
+}
+
 pub fn changed(config: &Value, key: &str, value: &Value) -> Value {
     let mut config = config.clone();
     // Keys of other classes.
@@ -110,6 +122,35 @@ pub fn are_near(found: &[f64], expected: &[f64]) -> bool {
 }
 
 #[test]
+fn a_rotary_share_of_zero_turns_nothing_where_transformers_turns_a_share() {
+    let still = serde_json::json!({"rope_type": "default", "partial_rotary_factor": 0.0});
+    let mut alike = Vec::new();
+    for model in goldens() {
+        let variants = model.keys.iter().flatten();
+        let Some(variant) = variants.into_iter().find(|it| it.key == "rope_parameters" && it.value == still) else {
+            continue;
+        };
+        let source = golden("..").join(&model.family).join("model");
+        let folder = with_weights(&source);
+        let config = changed(&json(&source.join("config.json")), &variant.key, &variant.value);
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        match (sample(folder.path()), &variant.logits) {
+            (Ok(found), Some(expected)) => {
+                assert!(are_near(&found, expected), "{}: {found:?}, Transformers {expected:?}", model.family);
+                alike.push(model.family);
+            }
+            (Ok(_), None) => panic!("{} runs here alone", model.family),
+            (Err(error), _) => {
+                assert!(error.to_string().contains("rot") || error.to_string().contains("rope"), "{error}")
+            }
+        }
+    }
+    for family in ["a/glm4", "a/minimax_m2", "a/phi3", "a/qwen3_5"] {
+        assert!(alike.iter().any(|it| it == family), "{family} is refused: {alike:?}");
+    }
+}
+
+#[test]
 fn every_changed_key_computes_what_transformers_does_or_is_refused() {
     let all = std::env::var_os("TUNESMITH_ALL_VARIANTS").is_some();
     let (mut alike, mut refused, mut wrong) = (0, 0, Vec::new());
@@ -117,14 +158,8 @@ fn every_changed_key_computes_what_transformers_does_or_is_refused() {
     let mut strict = BTreeMap::new();
     for (turn, model) in goldens().iter().enumerate() {
         let family = &model.family;
-        let folder = tempfile::tempdir().unwrap();
         let source = golden("..").join(family).join("model");
-        for entry in std::fs::read_dir(&source).unwrap() {
-            let path = entry.unwrap().path();
-            if path.to_string_lossy().contains("safetensors") {
-                std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
-            }
-        }
+        let folder = with_weights(&source);
         let config = json(&source.join("config.json"));
         let run = |config: &Value| {
             std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
@@ -165,4 +200,17 @@ fn every_changed_key_computes_what_transformers_does_or_is_refused() {
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), alike + refused, wrong.join("\n"));
     assert!(alike > refused / 4, "{alike} ran, {refused} were refused");
     println!("{alike} alike, {refused} refused, {} of them here alone", strict.values().map(Vec::len).sum::<usize>());
+}
+
+#[test]
+fn a_number_that_json_does_not_know_is_named_as_the_file_has_it() {
+    let mut config = json(&golden("gpt2/model/config.json"));
+    for (value, text) in
+        [("NaN", "NaN"), ("-Infinity", "-Infinity"), ("{\"a\": 1}", "an object"), ("[NaN, 1]", "[NaN,1]")]
+    {
+        config["layer_norm_epsilon"] = Value::from("HERE");
+        let written = config.to_string().replace("\"HERE\"", value);
+        let error = Arch::from_json(&written, Path::new("config.json")).unwrap_err().to_string();
+        assert!(error.contains(&format!("config.json: layer_norm_epsilon is {text}, expected ")), "{value}: {error}");
+    }
 }

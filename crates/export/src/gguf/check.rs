@@ -225,6 +225,9 @@ fn rotary(arch: &Arch, gguf: &Gguf) -> Option<String> {
     let head =
         arch.attentions().next().map_or(0, |attention| attention.latent.map_or(attention.head_dim, |it| it.rope_dim));
     let lacks = |what: &str| !gguf.ropes.contains(&what);
+    if arch.ropes.is_empty() && !lacks("partial") {
+        return Some("attention without a rotary embedding (partial_rotary_factor 0)".into());
+    }
     for rope in &arch.ropes {
         let what = match &rope.scaling {
             RopeScaling::Dynamic { .. } => "rope_type dynamic",

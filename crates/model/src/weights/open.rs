@@ -12,6 +12,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_config::arch::{Arch, Naming, TensorSpec};
 use tunesmith_config::stored_format::StoredFormat;
+use tunesmith_config::{INSTEAD_OF_GGUF, is_gguf};
 
 /// Larger than the index of any real model.
 const INDEX_BYTES: u64 = 64 << 20;
@@ -259,6 +260,11 @@ fn no_weights(dir: &Path) -> Error {
         "{}: no weights: expected model.safetensors or model.safetensors.index.json",
         dir.display()
     ));
+    let gguf = std::fs::read_dir(dir).into_iter().flatten().flatten().find(|entry| is_gguf(&entry.path()));
+    if let Some(gguf) = gguf {
+        let name = gguf.file_name().to_string_lossy().into_owned();
+        return error.hint(format!("{name} is a GGUF file, and tunesmith reads none: {INSTEAD_OF_GGUF}"));
+    }
     if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
         error.hint("not yet: pytorch_model.bin; save the model again with safetensors (save_pretrained does)")
     } else {
