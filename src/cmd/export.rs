@@ -269,7 +269,7 @@ fn card(opened: &Opened, adapter: bool) -> Result<String> {
 /// The configuration as the run in its output folder used it, if there was one.
 fn as_run(config: &Config) -> Result<Option<Config>> {
     let path = config.train.output_dir.join(output::CONFIG);
-    if !path.is_file() {
+    if !files::is_there(&path) {
         return Ok(None);
     }
     Ok(Some(config::load_partial(&path, &[], &[], &[])?.config))

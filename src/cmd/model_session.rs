@@ -21,6 +21,7 @@ use crate::data::{ChatPictures, ChatTemplate, Pictures, ReasoningForm, Shown, To
 use crate::error::{Error, Result};
 use crate::eval::{Answer, AnswerDecoder, Settings, SplitAnswer};
 use crate::export::merge::{Parts, idle, set_adapter};
+use crate::files;
 use crate::hub::{self, Part};
 use crate::model::{Model, device, quantize};
 use crate::train::vision::{Seer, Sight, names_encoder, of_result};
@@ -145,7 +146,7 @@ impl AskArgs {
         let (parts, adapter) = match &trained {
             Some(Trained::Adapter(dir)) => {
                 what = format!("{what} with {}", dir.display());
-                if dir.join("tokenizer.json").is_file() {
+                if files::is_there(&dir.join("tokenizer.json")) {
                     tokenizer_dir.clone_from(dir);
                 }
                 let mut parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;

@@ -17,6 +17,7 @@ use crate::device::{Device, gpu};
 use crate::error::{Error, Result};
 use crate::export::blend::{self, BlendMethod, BlendRecipe};
 use crate::export::merge::Parts;
+use crate::files;
 use crate::hub::{self, Part};
 use crate::memory::human_bytes;
 use crate::model::device;
@@ -174,7 +175,7 @@ impl PartsArgs {
             let hidden_size = parts.arch.hidden_size;
             let vision = match named {
                 Some(config) => {
-                    let tokenizer = if one.join("tokenizer.json").is_file() { one } else { &base };
+                    let tokenizer = if files::is_there(&one.join("tokenizer.json")) { one } else { &base };
                     let seer = Seer { dir: &base, tokenizer, hidden_size };
                     let first = match config.vision.encoder {
                         Some(_) => vision::of_pair(config, seer, &downloads)?,
@@ -201,7 +202,7 @@ impl PartsArgs {
             parts.arch.score = score_head(one)?;
         }
         let tokenizer =
-            adapters.first().filter(|dir| dir.join("tokenizer.json").is_file()).unwrap_or(&parts.base).clone();
+            adapters.first().filter(|dir| files::is_there(&dir.join("tokenizer.json"))).unwrap_or(&parts.base).clone();
         let template = match &config {
             Some(config) if config.data.template_path.is_some() || config.data.chat_template.is_some() => {
                 let (path, built_in) = (config.data.template_path.as_deref(), config.data.chat_template);

@@ -8,6 +8,7 @@ use crate::config::{Backend, Config};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::Result;
 use crate::export::merge::Parts;
+use crate::files;
 use crate::model::quantize::{self, Held};
 use crate::train::engine;
 
@@ -20,7 +21,7 @@ impl Texts {
     /// # Errors
     /// [`crate::Kind::Data`]: they cannot be read.
     pub fn of(dir: &Path, template: Option<&str>) -> Result<Self> {
-        if !dir.join("tokenizer.json").is_file() {
+        if !files::is_there(&dir.join("tokenizer.json")) {
             return Ok(Self(Vec::new()));
         }
         let tokenizer = Tokenizer::load(dir)?;

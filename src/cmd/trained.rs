@@ -5,8 +5,10 @@ use super::provenance;
 use crate::checkpoint::loaded_adapter::score_head;
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead};
+use crate::config::refuse_gguf;
 use crate::error::{Error, Result};
 use crate::export::merge::Parts;
+use crate::files::{self, temporary};
 use crate::train::output;
 
 /// The result of a run.
@@ -25,11 +27,14 @@ impl Trained {
     /// [`crate::Kind::Checkpoint`]: there is neither.
     pub fn of_run(output_dir: &Path) -> Result<Self> {
         let folders = [output::ADAPTER, output::MODEL].map(|name| output_dir.join(name));
-        let found = folders.into_iter().find(|dir| dir.is_dir()).ok_or_else(|| {
-            Error::checkpoint(format!("{}: neither adapter/ nor model/", output_dir.display()))
-                .hint("train first, name a checkpoint (--checkpoint DIR), or use the base model alone (--base)")
+        let found = folders.iter().find(|dir| dir.is_dir()).ok_or_else(|| {
+            Error::checkpoint(format!("{}: neither adapter/ nor model/", output_dir.display())).hint(
+                folders.iter().find_map(|dir| temporary::how_to_put_back(dir)).unwrap_or_else(|| {
+                    "train first, name a checkpoint (--checkpoint DIR), or use the base model alone (--base)".to_owned()
+                }),
+            )
         })?;
-        Self::at(found)
+        Self::at(found.clone())
     }
 
     /// The adapter or the model in `dir`.
@@ -37,13 +42,16 @@ impl Trained {
     /// # Errors
     /// [`crate::Kind::Checkpoint`]: `dir` has the files of neither.
     pub fn at(dir: PathBuf) -> Result<Self> {
-        if dir.join(peft::CONFIG_FILE).is_file() {
+        refuse_gguf(&dir).map_err(|error| error.with_kind(crate::Kind::Checkpoint))?;
+        if files::is_there(&dir.join(peft::CONFIG_FILE)) {
             return Ok(Self::Adapter(dir));
         }
-        if dir.join("config.json").is_file() {
+        if files::is_there(&dir.join("config.json")) {
             return Ok(Self::Model(dir));
         }
         let hint = match Self::of_run(&dir) {
+            Err(_) if !files::is_there(&dir) => temporary::how_to_put_back(&dir)
+                .unwrap_or_else(|| "there is no such folder: name a checkpoint, an adapter or a model folder".to_owned()),
             Ok(result) => format!("it is the output folder of a run: name {}", result.dir().display()),
             Err(_) => {
                 "name a checkpoint, an adapter or a model folder; a checkpoint of tuning.mode: freeze, or of a model that was \

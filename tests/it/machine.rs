@@ -620,6 +620,10 @@ fn a_merge_that_was_killed_is_cleared_by_the_next() {
     fs::create_dir(at("merged.tmp-4194304")).unwrap();
     fs::write(at("merged.tmp-4194304/model.safetensors"), "half").unwrap();
     fs::rename(at("merged"), at("merged.old-4194304")).unwrap();
+    for reader in [&["infer", "--prompt", "x", "--model"][..], &["infer", &config, "--prompt", "x", "--adapter"]] {
+        let told = said(&tunesmith(&[reader, &[&merged]].concat()).output().unwrap());
+        assert!(told.contains("was killed while it replaced") && told.contains("merged.old-4194304"), "{told}");
+    }
     let output = tunesmith(&merge).output().unwrap();
     assert!(output.status.code() == Some(2) && said(&output).contains("is there already"), "{}", said(&output));
     let left: Vec<String> = names(world.0.root.path()).into_iter().filter(|name| name.starts_with("merged")).collect();

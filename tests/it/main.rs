@@ -59,6 +59,7 @@ mod quantization;
 mod run;
 mod shard;
 mod shown;
+mod special_files;
 mod targets;
 mod tidy;
 mod tried;

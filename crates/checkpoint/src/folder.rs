@@ -10,11 +10,12 @@ use super::encoders::EncoderFiles;
 pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
 use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
 use tunesmith_config::arch::{Arch, COMPANIONS, TensorSpec};
 use tunesmith_model::weights::{Dtype, Numbers, StackedTensor, Stacking, Wrapping, write_floats, write_numbers_by};
 
 fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
-    COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| path.is_file())
+    COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| files::is_there(path))
 }
 
 /// Size in bytes of the files that are copied from the source model.
@@ -73,8 +74,8 @@ pub fn stage_companions(staging: &mut StagedFolder<'_>, source: SourceModel<'_>)
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
 pub fn stage_processor(staging: &mut StagedFolder<'_>, base: &Path, tokenizer: &Path) -> Result<()> {
-    let missing =
-        companions(base).filter(|(name, _)| name.ends_with("processor_config.json") && !tokenizer.join(name).is_file());
+    let missing = companions(base)
+        .filter(|(name, _)| name.ends_with("processor_config.json") && !files::is_there(&tokenizer.join(name)));
     missing.into_iter().try_for_each(|(name, path)| staging.copy(name, &path))
 }
 

@@ -86,7 +86,7 @@ impl Manifest {
     /// As [`Manifest::read`]; `None` for a folder without a manifest, and for one of another program, which lists no files by hash.
     fn read_if_any(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(MANIFEST);
-        if !path.exists() {
+        if !files::is_there(&path) {
             return Ok(None);
         }
         let text = read_text(&path).map_err(|error| unreadable(&path, &error))?;

@@ -8,6 +8,7 @@ use super::beside::BesideFile;
 use super::publish::StagedFolder;
 use super::world::WorldFiles;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_config::vision::{PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
 use tunesmith_model::weights::{Dtype, WeightFiles, Wrapping};
@@ -109,7 +110,7 @@ impl<'a> PairFiles<'a> {
         staging.write_json(PAIR_SETTINGS, &self.settings()?)?;
         for name in ["preprocessor_config.json", "processor_config.json"] {
             let path = self.folder.join(name);
-            if path.is_file() {
+            if files::is_there(&path) {
                 staging.copy(name, &path)?;
             }
         }

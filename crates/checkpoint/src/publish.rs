@@ -129,12 +129,7 @@ pub fn publish_folder(
         // Of an earlier process with this number: a live one would hold the output directory.
         discard(disk, &staged, target).map_err(|error| Error::io("remove", &staged, &error))?;
     }
-    let _temporary = loop {
-        disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
-        if let Some(temporary) = TemporaryFolder::new(staged.clone()) {
-            break temporary;
-        }
-    };
+    let _temporary = TemporaryFolder::create(disk, &staged).map_err(|error| Error::io("create", &staged, &error))?;
     let mut staging = StagedFolder { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
     let done = fill(&mut staging)
         .and_then(|()| staging.seal())
@@ -178,8 +173,7 @@ pub fn recover_folder(disk: &dyn Disk, target: &Path) -> Result<()> {
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
     for entry in fs::read_dir(parent(target)).into_iter().flatten().flatten() {
         let found = entry.file_name().to_string_lossy().into_owned();
-        let process = found.strip_prefix(&name).and_then(|rest| rest.strip_prefix(".old-"));
-        if process.is_none_or(|process| process.is_empty() || !process.bytes().all(|byte| byte.is_ascii_digit())) {
+        if !temporary::is_replaced(&found, &name) {
             continue;
         }
         let old = entry.path();

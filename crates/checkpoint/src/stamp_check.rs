@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::layout::{STAMP, read_json};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
 use tunesmith_config::nearest;
 use tunesmith_model::quantize::Held;
 
@@ -31,7 +32,7 @@ impl AdapterStamp {
     pub fn of(dir: &Path) -> Result<Option<Self>> {
         let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
         let places = [Some(real.join(STAMP)), real.parent().map(|parent| parent.join(STAMP))];
-        let Some(path) = places.into_iter().flatten().find(|path| path.is_file()) else { return Ok(None) };
+        let Some(path) = places.into_iter().flatten().find(|path| files::is_there(path)) else { return Ok(None) };
         let origin = Self { fields: read_json(&path)?, path };
         match origin.field("base_model") {
             Some(_) => Ok(Some(origin)),

@@ -1,10 +1,12 @@
 //! The model that a configuration names: its folder or its name on the hub, and the sequence length that it allows.
 use super::arch::Arch;
+use super::gguf_input::refuse_gguf;
 use super::resolved::Resolved;
 use super::schema::{Config, ModelConfig};
 use super::source::Source;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::temporary;
 
 /// First path components that are never taken for an owner on the hub: `models/my-model` is always a local folder, even if it does
 /// not exist.
@@ -126,9 +128,10 @@ impl ModelConfig {
         if dir.is_dir() {
             return Ok(dir);
         }
+        refuse_gguf(&dir)?;
         let what = if dir.exists() { "is no folder" } else { "does not exist" };
-        Err(Error::model(format!("{key}: {} {what}", dir.display())).hint(
-            "paths are relative to the current directory, not to the configuration file; a model of the hub is owner/name",
-        ))
+        let relative = "paths are relative to the current directory, not to the configuration file; a model of the hub is owner/name";
+        Err(Error::model(format!("{key}: {} {what}", dir.display()))
+            .hint(temporary::how_to_put_back(&dir).unwrap_or_else(|| relative.to_owned())))
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn events_dir(config: &Config) -> PathBuf {
 
 /// The files of `model_dir` that belong to its tokenizer.
 pub(crate) fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
-    COMPANIONS.iter().map(|name| model_dir.join(name)).filter(|path| path.is_file()).collect()
+    COMPANIONS.iter().map(|name| model_dir.join(name)).filter(|path| tunesmith_base::files::is_there(path)).collect()
 }
 
 /// Bytes of `files` on disk.

@@ -83,7 +83,7 @@ impl Sight {
                 .hint("leave rows with images out, or set vision.load: false"));
         }
         let (folder, vision) = match &config.vision.encoder {
-            Some(_) if seer.dir.join(PAIR_SETTINGS).is_file() => {
+            Some(_) if files::is_there(&seer.dir.join(PAIR_SETTINGS)) => {
                 let dir = seer.dir.display();
                 return Err(Error::config(format!(
                     "vision.encoder: {dir} has an image encoder and a connector already"
@@ -213,10 +213,10 @@ pub(crate) fn refuse_unread(resolved: &Resolved) -> Result<()> {
 /// encoder no `vision.world`.
 pub fn of_result(config: &Config, dir: &Path) -> Config {
     let mut config = config.clone();
-    if dir.join(PAIR_SETTINGS).is_file() {
+    if files::is_there(&dir.join(PAIR_SETTINGS)) {
         config.vision.encoder = None;
     }
-    if dir.join(WORLD_SETTINGS).is_file() {
+    if files::is_there(&dir.join(WORLD_SETTINGS)) {
         config.vision.world = WorldConfig::default();
     }
     config

@@ -63,6 +63,12 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
     if metadata.is_symlink() { Some("a link") } else { special(&metadata) }
 }
 
+/// Whether anything has this name: a file, or what cannot be read as one, such as a folder, a FIFO, or a link that leads nowhere. An
+/// optional file that is there must be read, or refused: it is never passed over because it is of the wrong kind.
+pub fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
 /// Why a path is not used: it leads to no regular file. Told from what libraries call `InvalidInput` by its type.
 #[derive(Debug)]
 struct NoRegularFile(String);
@@ -383,6 +389,8 @@ mod tests {
         let error = crate::Error::io("read", at("fifo"), &open(&at("fifo")).unwrap_err());
         assert!(error.hint_text().is_some_and(|hint| hint.contains("put a regular file in its place")), "{error}");
         let obstacles = ["file", "link", "fifo", "socket", "", "missing"].map(|name| obstacle(&at(name)));
+        let there = ["file", "link", "fifo", "dangling", "circle", "missing"].map(|name| is_there(&at(name)));
+        assert_eq!(there, [true, true, true, true, true, false]);
         assert_eq!(obstacles, [None, Some("a link"), Some("a FIFO"), Some("a socket"), Some("a folder"), None]);
         assert!(!at("nothing").exists());
         let new = open_to_write(&at("new"), false).unwrap();

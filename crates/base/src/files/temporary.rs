@@ -12,6 +12,16 @@ use super::parent;
 /// Separates the name of the target from the number of the process that writes it.
 const MARK: &str = ".tmp-";
 
+/// How often a new file or folder may vanish before it is locked, because another process takes it for a leftover.
+const TRIES: usize = 100;
+
+/// What is said where each of [`TRIES`] was taken away.
+fn taken_away() -> io::Error {
+    io::Error::other(
+        "each new temporary file was removed or replaced at once: another process, or the file system, takes it away",
+    )
+}
+
 /// Paths of the temporary files and folders of this process.
 static OURS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
@@ -30,11 +40,12 @@ pub(super) struct Temporary<'d> {
 impl<'d> Temporary<'d> {
     /// Creates a new file beside `target`.
     pub fn file(disk: &'d dyn Disk, target: &Path) -> io::Result<(Self, Box<dyn DiskFile>)> {
-        loop {
-            let path = fresh(target);
+        for _ in 0..TRIES {
+            let path = free(target);
             // From before the file is there until it is known: a signal comes before or after.
             let mut ours = ours();
             let file = match disk.create(&path) {
+                // A process of another machine may have this one's number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 file => file?,
             };
@@ -44,6 +55,7 @@ impl<'d> Temporary<'d> {
                 return Ok((Self { disk, path, _lock: lock }, file));
             }
         }
+        Err(taken_away())
     }
 
     /// The temporary path, valid until [`Temporary::move_to`].
@@ -91,6 +103,20 @@ pub struct TemporaryFolder {
 }
 
 impl TemporaryFolder {
+    /// Creates the folder at `path` and locks it.
+    ///
+    /// # Errors
+    /// The system's; another process removes it each time.
+    pub fn create(disk: &dyn Disk, path: &Path) -> io::Result<Self> {
+        for _ in 0..TRIES {
+            disk.create_dir(path)?;
+            if let Some(folder) = Self::new(path.to_owned()) {
+                return Ok(folder);
+            }
+        }
+        Err(taken_away())
+    }
+
     /// Locks the folder at `path`, which was just created, if the file system can. `None` if another process has taken
     /// it for a leftover before that and removed it: create it again.
     pub fn new(path: PathBuf) -> Option<Self> {
@@ -125,6 +151,16 @@ fn fresh(target: &Path) -> PathBuf {
     let end = target.extension().map_or_else(String::new, |end| format!(".{}", end.to_string_lossy()));
     let stem = target.file_stem().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!("{stem}{MARK}{}-{number}{end}", std::process::id()))
+}
+
+/// The first of these names that nothing has: an earlier process may have had this one's number.
+fn free(target: &Path) -> PathBuf {
+    loop {
+        let path = fresh(target);
+        if !super::is_there(&path) {
+            return path;
+        }
+    }
 }
 
 /// Locks a file that was just created. Returns false if another process took it for a leftover and removed it.
@@ -169,6 +205,26 @@ pub fn target_name(name: &str) -> Option<String> {
     let mut numbers = numbers.splitn(2, '-');
     let is_temporary = numbers.next().is_some_and(is_number) && numbers.next().is_none_or(is_number);
     (is_temporary && !stem.is_empty()).then(|| format!("{stem}{extension}"))
+}
+
+/// Whether a name is `NAME.old-PROCESS`: what stood at `NAME` while a process put a new folder there.
+pub fn is_replaced(found: &str, name: &str) -> bool {
+    let process = found.strip_prefix(name).and_then(|rest| rest.strip_prefix(".old-"));
+    process.is_some_and(|process| !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// What to do where nothing is at `target`, but a process that was killed while it replaced the folder there has left the older
+/// one beside it; `None` if it has left none.
+pub fn how_to_put_back(target: &Path) -> Option<String> {
+    let name = target.file_name().filter(|_| !super::is_there(target))?.to_string_lossy();
+    let entries = fs::read_dir(parent(target)).into_iter().flatten().flatten();
+    let old = entries.map(|entry| entry.path()).find(|path| {
+        path.file_name().is_some_and(|found| is_replaced(&found.to_string_lossy(), &name)) && path.is_dir()
+    })?;
+    let (old, target) = (old.display(), target.display());
+    Some(format!(
+        "a command was killed while it replaced {target}, and left the older folder as {old}: rename it, or run that command again"
+    ))
 }
 
 /// Removes temporary files and folders that dead processes have left for `target`, in its folder.

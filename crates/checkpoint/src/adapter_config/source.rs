@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{SCORE_MODULES, object};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files;
+use tunesmith_base::files::{self, temporary};
 use tunesmith_config::arch::TokenRows;
 use tunesmith_config::{Config, Node, TuningConfig};
 use tunesmith_model::adapters::{self, About, KINDS, NO_MODULE};
@@ -165,7 +165,9 @@ pub(super) const AS_PEFT: &str =
     "an adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT writes it";
 
 pub(super) fn read_small(path: &Path) -> Result<String> {
-    let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display())).hint(AS_PEFT);
+    let put_back = path.parent().and_then(temporary::how_to_put_back);
+    let hint = || put_back.clone().unwrap_or_else(|| AS_PEFT.to_owned());
+    let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display())).hint(hint());
     let file =
         files::open_member(path).map_err(|error| fail("cannot be read".to_owned()).unless_of_machine(path, &error))?;
     let mut bytes = Vec::new();

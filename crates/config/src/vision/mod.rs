@@ -23,6 +23,7 @@ mod world;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tunesmith_base::error::Result;
+use tunesmith_base::files;
 use tunesmith_base::words::count;
 
 pub use chat::{ChatForm, ChatImages};
@@ -126,7 +127,7 @@ pub struct Mrope {
 
 /// Whether a model's folder has an image encoder in files of its own ([`ENCODER_FILES`]).
 pub fn has_encoder(dir: &Path) -> bool {
-    ENCODER_FILES.iter().any(|[settings, _]| dir.join(settings).is_file())
+    ENCODER_FILES.iter().any(|[settings, _]| files::is_there(&dir.join(settings)))
 }
 
 /// What of a [`VisionArch`] is trained. By default nothing is.

@@ -13,6 +13,7 @@ use super::joined::{self, AnyRes};
 use super::{Bidirectional, Deepstack, Mrope, VisionArch, VisionTraining};
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
 
 /// Where a composite class has its encoder.
 const TOWER: &str = "model.vision_tower.";
@@ -309,7 +310,7 @@ fn joined(encoder: Encoder, connector: Connector) -> VisionArch {
 }
 
 pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
-    if dir.join(super::PAIR_SETTINGS).is_file() {
+    if files::is_there(&dir.join(super::PAIR_SETTINGS)) {
         return merged_pair(dir, decoder_size);
     }
     let path = dir.join("config.json");
