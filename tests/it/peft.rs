@@ -44,7 +44,7 @@ fn tuning(lora: &LoraConfig) -> TuningConfig {
 
 /// What an adapter must hold on its model.
 fn expected(config: &AdapterConfig, arch: &Arch) -> Vec<(String, Vec<usize>)> {
-    let saved = config.targets().saved_tensors(arch).unwrap();
+    let saved = config.saved_tensors(arch).unwrap();
     let whole =
         arch.tensors().into_iter().filter(|spec| saved.contains(&spec.name)).map(|spec| (spec.name, spec.shape));
     let placements = config.place(arch).unwrap();
@@ -359,6 +359,67 @@ fn features_that_change_the_numbers_are_refused_by_name() {
 }
 
 #[test]
+fn settings_that_do_not_fit_the_model_are_refused_with_the_file_and_the_key() {
+    let arch = arch_of("llama/x");
+    let mut tried = 0;
+    for (key, value) in [
+        ("target_modules", json!("(q_proj")),
+        ("target_modules", json!("no_such_module")),
+        ("target_modules", json!(["lm_head.weight"])),
+        ("exclude_modules", json!("*")),
+        ("exclude_modules", json!("all-linear")),
+        ("rank_pattern", json!({"q_proj)": 2})),
+        ("rank_pattern", json!({"q_proj": 0})),
+        ("rank_pattern", json!({"q_proj": 1_u64 << 40})),
+        ("alpha_pattern", json!({"[": 2})),
+        ("layers_pattern", json!("(")),
+        ("modules_to_save", json!(["no_such_module"])),
+        ("modules_to_save", json!(["("])),
+        ("target_parameters", json!(["no.such.parameter"])),
+        ("r", json!(u32::MAX)),
+    ] {
+        let error = with(key, value.clone()).and_then(|config| {
+            config.place(&arch)?;
+            config.tensors(&arch)?;
+            config.clone().with_tokens(&arch)?;
+            config.settings(&arch, &TuningConfig::default())
+        });
+        let error = match error {
+            Ok(_) => panic!("{key}: {value}"),
+            Err(error) => error,
+        };
+        let named = if key == "r" || value["q_proj"] == 1_u64 << 40 { "rank " } else { key };
+        assert_says(&error, &["dir/adapter_config.json: ", named]);
+        assert_eq!(error.message().matches("dir/adapter_config.json").count(), 1, "{error}");
+        assert!(!error.message().contains("tuning.lora.") && !error.message().contains("(?:"), "{error}");
+        tried += 1;
+    }
+    assert_eq!(tried, 14);
+}
+
+#[test]
+fn twenty_thousand_patterns_take_no_longer_than_reading_them_and_the_first_that_matches_counts() {
+    let arch = arch_of("llama/x");
+    let mut patterns = serde_json::Map::new();
+    patterns.insert("layers.1.self_attn.q_proj".to_owned(), json!(5));
+    patterns.insert("q_proj".to_owned(), json!(6));
+    for number in (0..20_000).filter(|&number| number != 4) {
+        patterns.insert(format!("layers.{}.self_attn.{}_proj", number / 4, ["q", "k", "v", "o"][number % 4]), json!(7));
+    }
+    let began = std::time::Instant::now();
+    let config = with("rank_pattern", Value::Object(patterns)).unwrap();
+    let placements = config.place(&arch).unwrap();
+    assert!(began.elapsed().as_secs_f64() < 4.0, "{:?}", began.elapsed());
+    let rank = |module: &str| {
+        let found = placements.iter().find(|placement| placement.module == module).unwrap();
+        found.adapter.rank().unwrap().r
+    };
+    assert_eq!(rank("model.layers.1.self_attn.q_proj"), 5);
+    assert_eq!(rank("model.layers.0.self_attn.q_proj"), 6);
+    assert_eq!(rank("model.layers.1.self_attn.v_proj"), 7);
+}
+
+#[test]
 fn what_of_another_kind_is_not_computed_is_refused_by_name() {
     let text = fs::read_to_string(golden("variants/oft/adapter_final/adapter_config.json")).unwrap();
     let with = |key: &str, value: Value| {
@@ -472,7 +533,7 @@ fn mutated_configurations_never_panic() {
             if let Ok(config) = AdapterConfig::from_json(&mutated, Path::new("x")) {
                 read += 1;
                 let _ = config.place(&arch);
-                let _ = config.targets().saved_tensors(&arch);
+                let _ = config.saved_tensors(&arch);
             }
         }
     }

@@ -17,7 +17,7 @@ use super::tensors::Tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, ModuleNames, TokenRows};
-use tunesmith_config::{Config, Mode, Node, TuningConfig};
+use tunesmith_config::{Config, Mode, Node, TuningConfig, refuse_gguf};
 use tunesmith_model::adapters::{self, About, Method, NO_MODULE};
 use tunesmith_model::targets::{Placement, Targets, token_rows};
 
@@ -45,6 +45,8 @@ pub struct AdapterConfig {
     pub wrapped: Option<Wrapped>,
     /// Tensors of an encoder and a connector that an earlier stage has trained and this one keeps. They are saved with the adapter.
     pub kept: Arc<Tensors>,
+    /// The file that it was read from, for errors; `None` of an adapter that a run makes.
+    pub origin: Option<Arc<Path>>,
 }
 
 /// What PEFT lists in `modules_to_save` of every `SEQ_CLS` adapter, whatever the model's head is called.
@@ -70,7 +72,19 @@ impl AdapterConfig {
             own_names: None,
             wrapped: None,
             kept: Arc::default(),
+            origin: None,
         }
+    }
+
+    /// An error about its settings: of a file, with its path, and its keys as they stand there.
+    pub(super) fn about(&self, error: Error) -> Error {
+        let error = error.with_kind(Kind::Checkpoint);
+        let Some(path) = &self.origin else { return error };
+        let path = path.display().to_string();
+        if error.message().starts_with(&path) {
+            return error;
+        }
+        error.of_key(&format!("{}.", self.targets().section), "").context(path)
     }
 
     /// The name in the adapter's files of the tensor or module `plain` of the language model.
@@ -87,10 +101,10 @@ impl AdapterConfig {
     pub fn on(mut self, arch: &Arch) -> Result<Self> {
         self.save_vision(arch);
         let targets = self.targets();
-        self.shares_head = targets.trains_shared(arch)?;
+        self.shares_head = targets.trains_shared(arch).map_err(|error| self.about(error))?;
         self.own_names = Some(arch.module_names).filter(|names| names.naming.is_some() && arch.wrapper.is_none());
         self.wrapped = match arch.wrapper {
-            Some(wrapper) => Some(Wrapped::new(wrapper, &self.place(arch)?, &targets.saved_tensors(arch)?)),
+            Some(wrapper) => Some(Wrapped::new(wrapper, &self.place(arch)?, &self.saved_tensors(arch)?)),
             None => None,
         };
         Ok(self)
@@ -115,12 +129,13 @@ impl AdapterConfig {
     /// [`Kind::Checkpoint`]: its mode has no adapter.
     fn method(&self) -> Result<&dyn Method> {
         adapters::of(&self.tuning).ok_or_else(|| {
-            Error::checkpoint(format!("mode {} has no adapter", self.tuning.mode)).hint("set tuning.mode: lora")
+            self.about(Error::checkpoint(format!("mode {} has no adapter", self.tuning.mode)))
+                .hint("set tuning.mode: lora")
         })
     }
 
-    /// The rules by which its settings select modules of a model.
-    pub fn targets(&self) -> Targets {
+    /// The rules by which its settings select modules of a model. Their errors do not name the file: use the functions here.
+    pub(super) fn targets(&self) -> Targets {
         Targets { strict: false, layers_pattern: self.layers_pattern.clone(), ..Targets::of(&self.tuning) }
     }
 
@@ -129,7 +144,31 @@ impl AdapterConfig {
     /// # Errors
     /// [`Kind::Checkpoint`]: it does not fit the model.
     pub fn place(&self, arch: &Arch) -> Result<Vec<Placement>> {
-        self.targets().place(arch, self.method()?).map_err(|error| error.with_kind(Kind::Checkpoint))
+        self.targets().place(arch, self.method()?).map_err(|error| self.about(error))
+    }
+
+    /// As [`Targets::saved_tensors`].
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`]: it does not fit the model.
+    pub fn saved_tensors(&self, arch: &Arch) -> Result<Vec<String>> {
+        self.targets().saved_tensors(arch).map_err(|error| self.about(error))
+    }
+
+    /// As [`Targets::names_beside`].
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`]: it does not fit the model.
+    pub(super) fn names_beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<String>> {
+        self.targets().names_beside(arch, placements).map_err(|error| self.about(error))
+    }
+
+    /// As [`Targets::renamed`].
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`]: it does not fit the model.
+    pub(super) fn renamed(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, String)>> {
+        self.targets().renamed(arch, placements).map_err(|error| self.about(error))
     }
 
     /// Adds the vocabulary's `tables` to `modules_to_save`. If the settings list none of them, embedding and head may share
@@ -154,7 +193,7 @@ impl AdapterConfig {
     pub fn tensors(&self, arch: &Arch) -> Result<Vec<(String, Vec<usize>)>> {
         let arch = Arch { token_rows: self.token_rows.clone(), ..arch.clone() };
         let tensors = self.targets().tensors(&arch, &self.place(&arch)?);
-        tensors.map_err(|error| error.with_kind(Kind::Checkpoint))
+        tensors.map_err(|error| self.about(error))
     }
 
     /// Adds what the model trains besides adapters: rows of new tokens (`trainable_token_indices`) and a classification head.
@@ -163,7 +202,7 @@ impl AdapterConfig {
     /// As [`Targets::saved_tensors`].
     pub fn with_tokens(mut self, arch: &Arch) -> Result<Self> {
         self.scores = arch.score.is_some();
-        let tensors = self.targets().token_tensors(arch)?;
+        let tensors = self.targets().token_tensors(arch).map_err(|error| self.about(error))?;
         let rows = |tensor: &str| {
             let trained = tensors.iter().any(|(name, _)| *name == token_rows(tensor));
             if trained { arch.rows_of(tensor).to_vec() } else { Vec::new() }
@@ -177,6 +216,7 @@ impl AdapterConfig {
     /// # Errors
     /// [`Kind::Checkpoint`]: a missing or malformed file, or a feature that is not supported, by its name.
     pub fn from_dir(dir: &Path) -> Result<Self> {
+        refuse_gguf(dir).map_err(|error| error.with_kind(Kind::Checkpoint))?;
         let path = dir.join(ADAPTER_CONFIG);
         let text = read_small(&path)?;
         Self::from_json(&text, &path)
@@ -214,6 +254,7 @@ impl AdapterConfig {
             own_names: None,
             wrapped: None,
             kept: Arc::default(),
+            origin: Some(origin.into()),
         })
     }
 

@@ -6,6 +6,7 @@ use super::peft::{self, Tensors};
 use super::stamp::describe_adapter;
 use super::stamp_check::AdapterStamp;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
 use tunesmith_config::arch::{Arch, SCORE, ScoreHead};
 use tunesmith_config::{Bias, Mode};
 use tunesmith_model::adapters::{self, Method};
@@ -69,7 +70,7 @@ impl LoadedAdapter {
         if stamp.field("adapter").is_none_or(|text| text.contains("; pissa")) {
             return Ok(None);
         }
-        let names = self.config.targets().names_beside(arch, &self.placements)?;
+        let names = self.config.names_beside(arch, &self.placements)?;
         Ok(Some(describe_adapter(&self.placements, &names)))
     }
 
@@ -79,7 +80,7 @@ impl LoadedAdapter {
     /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
     pub fn frozen(self, arch: &Arch) -> Result<Frozen> {
         let Self { dir, config, placements, mut tensors } = self;
-        for (tensor, name) in config.targets().renamed(arch, &placements)? {
+        for (tensor, name) in config.renamed(arch, &placements)? {
             if let Some(values) = tensors.remove(&name) {
                 tensors.insert(tensor, values);
             }
@@ -100,7 +101,7 @@ pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
     if !AdapterConfig::from_dir(dir)?.scores {
         return Ok(None);
     }
-    if dir.join("config.json").is_file()
+    if files::is_there(&dir.join("config.json"))
         && let Some(head) = Arch::from_dir(dir)?.score
     {
         return Ok(Some(head));

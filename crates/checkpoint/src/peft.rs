@@ -268,10 +268,11 @@ pub fn refuse_frozen_tables(dir: &Path, arch: &Arch) -> Result<()> {
     if stored.is_empty() {
         return Ok(());
     }
-    let mut targets = AdapterConfig::from_dir(dir)?.targets();
+    let config = AdapterConfig::from_dir(dir)?;
+    let mut targets = config.targets();
     // An encoder and a connector are not loaded yet, and are no tables.
     targets.modules_to_save.retain(|module| !is_beside(module));
-    let saved = targets.saved_tensors(arch).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+    let saved = targets.saved_tensors(arch).map_err(|error| config.about(error))?;
     let trained = |table: &str| {
         // A shared matrix is stored under both names.
         let table = if arch.ties_head() { EMBEDDING } else { table };

@@ -8,6 +8,7 @@
 //! - `rank_pattern`, `alpha_pattern`: the first key for which `(.*\.)?(key)$` matches the name.
 //! - scale: `alpha / r`, with rsLoRA `alpha / sqrt(r)`.
 //! - `feedforward_modules` as a list: a module whose name ends with an entry, dot or not.
+mod exclusions;
 mod parameters;
 mod rules;
 
@@ -365,8 +366,9 @@ impl Targets {
     ) -> Result<()> {
         if let TargetModules::List(entries) = &self.target_modules {
             let former = self.former_names(arch);
+            let names: Vec<String> = blocks.iter().flat_map(|linear| arch.names(&linear.name)).collect();
             let is_used = |entry: &str| {
-                blocks.iter().any(|linear| rules.is_named(&linear.name, entry))
+                names.iter().any(|name| ends_with_module(name, entry))
                     || former.iter().any(|name| ends_with_module(name, entry))
                     // Of an adapter's file, those of an image encoder.
                     || placed.iter().any(|placement| placement.module == entry)
@@ -386,9 +388,10 @@ impl Targets {
             self.ranks.iter().flat_map(|ranks| ranks.rank_pattern.0.iter().map(|(key, _)| ("rank_pattern", key)));
         let alphas =
             self.ranks.iter().flat_map(|ranks| ranks.alpha_pattern.0.iter().map(|(key, _)| ("alpha_pattern", key)));
+        let names: Vec<String> = placed.iter().flat_map(|placement| arch.names(&placement.key)).collect();
         let compiled = rules.ranks.iter().map(|(key, _)| key).chain(rules.alphas.iter().map(|(key, _)| key));
         for ((option, written), key) in ranks.chain(alphas).zip(compiled) {
-            if !placed.iter().any(|placement| rules.matches(key, &placement.key)) {
+            if !names.iter().any(|name| key.is_match(name)) {
                 let message = format!("{}.{option}: {written:?} matches no module that has an adapter", self.section);
                 return Err(
                     Error::config(message).hint("a key matches the end of a module's name, such as mlp.down_proj")

@@ -168,6 +168,9 @@ impl Described {
             adapter = Some(tensors);
         }
         let placements = targets::placed(&arch, &config.tuning)?;
+        if let Some(warning) = targets::Targets::of(&config.tuning).idle_exclusions(&arch)? {
+            observer.event(&Event::Warning(&warning));
+        }
         let trained = trainable::tensors(&config, &arch, &placements)?;
         trainable::check_rates(&config, &trained)?;
         if let Some(note) = trainable::peft_warning(&arch, &trained) {

@@ -4,7 +4,7 @@ use crate::adapters::{Method, Placement, Rank, Site, Stacked, Targets};
 use crate::names::ends_with_module;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec};
-use tunesmith_config::{Pattern, TargetModules};
+use tunesmith_config::{ModuleKey, Pattern, TargetModules};
 
 /// [`Targets`] with its expressions compiled.
 pub(super) struct Rules<'a> {
@@ -15,16 +15,18 @@ pub(super) struct Rules<'a> {
     feedforward: Option<Pattern>,
     saved: Vec<Pattern>,
     layers: Vec<Pattern>,
-    pub(super) ranks: Vec<(Pattern, usize)>,
-    pub(super) alphas: Vec<(Pattern, f64)>,
+    pub(super) ranks: Vec<(ModuleKey, usize)>,
+    pub(super) alphas: Vec<(ModuleKey, f64)>,
 }
 
 impl<'a> Rules<'a> {
     pub(super) fn compile(targets: &'a Targets, arch: &'a Arch) -> Result<Self> {
         let section = targets.section;
-        let compile = |option: &str, pattern: &str| Pattern::new(&format!("{section}.{option}"), pattern, pattern);
+        let compile_as =
+            |option: &str, written: &str, pattern: &str| Pattern::new(&format!("{section}.{option}"), written, pattern);
+        let compile = |option: &str, pattern: &str| compile_as(option, pattern, pattern);
         let whole = |option: &str, modules: Option<&TargetModules>| match modules {
-            Some(TargetModules::Regex(pattern)) => compile(option, &format!("^(?:{pattern})$")).map(Some),
+            Some(TargetModules::Regex(pattern)) => compile_as(option, pattern, &format!("^(?:{pattern})$")).map(Some),
             _ => Ok(None),
         };
         if matches!(targets.target_modules, TargetModules::Regex(_)) && targets.layers_to_transform.is_some() {
@@ -42,12 +44,14 @@ impl<'a> Rules<'a> {
             return Err(Error::config(format!("{section}.layers_to_transform with target_modules: all-linear"))
                 .hint("PEFT takes them together for an error: set target_modules: auto, or a list of names"));
         }
-        let key = |option: &str, key: &str| compile(option, &format!(r"^(?:.*\.)?(?:{key})$"));
+        let key = |option: &str, key: &str| ModuleKey::new(&format!("{section}.{option}"), key);
         let layers = match targets.layers_pattern.as_slice() {
             [] => vec![compile("layers_pattern", r"^.*?\.[^.]*\.(?P<idx>\d+)\.")?],
             patterns => patterns
                 .iter()
-                .map(|pattern| compile("layers_pattern", &format!(r"^(?:.*?\.)??(?:{pattern})\.(?P<idx>\d+)\.")))
+                .map(|pattern| {
+                    compile_as("layers_pattern", pattern, &format!(r"^(?:.*?\.)??(?:{pattern})\.(?P<idx>\d+)\."))
+                })
                 .collect::<Result<_>>()?,
         };
         Ok(Self {
@@ -57,7 +61,7 @@ impl<'a> Rules<'a> {
             exclude: whole("exclude_modules", targets.exclude_modules.as_ref())?,
             feedforward: whole("feedforward_modules", targets.feedforward.as_ref())?,
             saved: (targets.modules_to_save.iter())
-                .map(|module| compile("modules_to_save", &format!(r"^(?:|.*\.)(?:{module})(?:$|\.)")))
+                .map(|module| compile_as("modules_to_save", module, &format!(r"^(?:|.*\.)(?:{module})(?:$|\.)")))
                 .collect::<Result<_>>()?,
             layers,
             ranks: (targets.ranks.iter().flat_map(|ranks| &ranks.rank_pattern.0))
@@ -75,17 +79,22 @@ impl<'a> Rules<'a> {
     }
 
     /// Whether an entry of a list names a module, by the end of one of its names.
-    pub(super) fn is_named(&self, module: &str, entry: &str) -> bool {
-        self.arch.names(module).iter().any(|name| ends_with_module(name, entry))
+    pub(super) fn is_named(&self, module: &str, entries: &[String]) -> bool {
+        let names = self.arch.names(module);
+        entries.iter().any(|entry| names.iter().any(|name| ends_with_module(name, entry)))
+    }
+
+    /// Whether `exclude_modules` names the module of this name.
+    pub(super) fn excludes(&self, name: &str) -> bool {
+        match &self.targets.exclude_modules {
+            Some(TargetModules::List(entries)) => self.is_named(name, entries),
+            _ => self.exclude.as_ref().is_some_and(|pattern| self.matches(pattern, name)),
+        }
     }
 
     /// Whether the module of this name gets an adapter.
     pub(super) fn targets(&self, name: &str) -> bool {
-        let excluded = match &self.targets.exclude_modules {
-            Some(TargetModules::List(entries)) => entries.iter().any(|entry| self.is_named(name, entry)),
-            _ => self.exclude.as_ref().is_some_and(|pattern| self.matches(pattern, name)),
-        };
-        if excluded || self.saved.iter().any(|pattern| self.matches(pattern, name)) {
+        if self.excludes(name) || self.saved.iter().any(|pattern| self.matches(pattern, name)) {
             return false;
         }
         match &self.targets.target_modules {
@@ -95,7 +104,7 @@ impl<'a> Rules<'a> {
             TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| self.matches(pattern, name)),
             TargetModules::List(entries) => {
                 self.arch.names(name).iter().any(|name| entries.contains(name))
-                    || (entries.iter().any(|entry| self.is_named(name, entry)) && self.in_layers(name))
+                    || (self.is_named(name, entries) && self.in_layers(name))
             }
         }
     }
@@ -145,9 +154,11 @@ impl<'a> Rules<'a> {
     ) -> Placement {
         let name = &linear.name;
         let rank = self.targets.ranks.as_ref().map_or(Rank { r: 0, alpha: 0.0, scale: 1.0 }, |usual| {
-            let own = self.ranks.iter().find(|(pattern, _)| self.matches(pattern, name));
+            let names = self.arch.names(name);
+            let is = |key: &ModuleKey| names.iter().any(|name| key.is_match(name));
+            let own = self.ranks.iter().find(|(key, _)| is(key));
             let r = own.map_or(usual.r.saturating_mul(joined), |(_, rank)| *rank);
-            let own = self.alphas.iter().find(|(pattern, _)| self.matches(pattern, name));
+            let own = self.alphas.iter().find(|(key, _)| is(key));
             let alpha = own.map_or(usual.alpha * joined as f64, |(_, alpha)| *alpha);
             let scale = if usual.rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
             Rank { r, alpha, scale: scale as f32 }
