@@ -113,6 +113,11 @@ pub fn is_whole(dir: &Path) -> bool {
     Manifest::read(dir).and_then(|manifest| manifest.check_sizes(dir)).is_ok()
 }
 
+/// The newest checkpoint in place that [is whole](is_whole), for messages; `None` if there is none, or the directory cannot be read.
+pub fn newest_whole(root: &Path) -> Option<PathBuf> {
+    in_place(root).ok()?.into_iter().map(|(_, dir)| dir).find(|dir| is_whole(dir))
+}
+
 /// Removes old checkpoints and returns them. The newest `keep_last` stay, and `best`, and folders with files of others.
 ///
 /// Nothing is removed unless one of those that stay is known to be good: it is `written`, which this process has just done, or

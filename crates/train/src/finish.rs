@@ -38,7 +38,7 @@ pub fn finish(mut session: Session<'_>, outcome: RunOutcome, began: Instant, res
         save::follow_final_weights(&session)?;
         return finish_without_files(session, outcome, began);
     }
-    let weights = save::final_weights(&mut session)?;
+    let weights = save::final_weights(&mut session).map_err(|error| session.with_newest(error))?;
     observer.event(&Event::Saved(&weights));
 
     let sampling = Instant::now();

@@ -37,7 +37,7 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
         if session.state.step == 0 && session.plan.evaluation.as_ref().is_some_and(|evaluation| evaluation.on_start) {
             session.evaluate()?;
         }
-        let outcome = steps(&mut session, &options.resume_command)?;
+        let outcome = steps(&mut session, &options.resume_command).map_err(|error| session.with_newest(error))?;
         finish::finish(session, outcome, began, &options.resume_command)
     })
 }

@@ -7,8 +7,8 @@ use super::model_source::ModelSource;
 use super::run_plan::RunPlan;
 use super::signals::Stop;
 use super::step::UnsettledStep;
-use tunesmith_base::error::{Error, Result};
-use tunesmith_checkpoint::{Background, Stamp, TrainState, Written};
+use tunesmith_base::error::{Error, Kind, Result};
+use tunesmith_checkpoint::{Background, Stamp, TrainState, Written, store};
 use tunesmith_comm::Collectives;
 use tunesmith_config::Checkpointing;
 use tunesmith_data::{Dataset, Sampler};
@@ -20,6 +20,9 @@ use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_telemetry::metrics::{MetricsLine, MetricsWriter};
 use tunesmith_telemetry::progress::{Event, Observer, Throughput};
 use tunesmith_telemetry::tensorboard::EventWriter;
+
+/// How an error names the checkpoint that a resume would take.
+const NEWEST: &str = "the newest intact checkpoint";
 
 /// The state of a run between two optimizer steps.
 pub struct Session<'a> {
@@ -120,10 +123,7 @@ impl Session<'_> {
     /// The error in `written`, with the newest checkpoint that exists.
     pub fn record_written(&mut self, written: Result<Option<Written>>) -> Result<()> {
         let written = written.map_err(|error| {
-            error.context(match self.saved {
-                0 => "a checkpoint could not be written, and there is none before it".to_owned(),
-                saved => format!("a checkpoint could not be written; the newest is that of step {saved}"),
-            })
+            error.context(format!("a checkpoint could not be written; {}", self.newest_checkpoint()))
         })?;
         if let Some(Written { dir, step, took, hashing, kept }) = written {
             self.saved = step;
@@ -133,6 +133,20 @@ impl Session<'_> {
             self.report_kept_files(&dir, kept.as_deref());
         }
         Ok(())
+    }
+
+    /// Says which checkpoint a resume would take now.
+    fn newest_checkpoint(&self) -> String {
+        match store::newest_whole(&self.plan.output_dir) {
+            Some(dir) => format!("{NEWEST} is {}", dir.display()),
+            None => "there is no checkpoint yet".to_owned(),
+        }
+    }
+
+    /// Adds the newest checkpoint to an error of the disk that ends the run, unless it is named already.
+    pub fn with_newest(&self, error: Error) -> Error {
+        let told = error.kind() != Kind::Io || error.message().contains(NEWEST) || !self.writes();
+        if told { error } else { error.with_more(&self.newest_checkpoint()) }
     }
 
     /// Reports that files of others in `dir` were moved to `kept`.

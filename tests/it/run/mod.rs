@@ -8,6 +8,7 @@ pub(super) mod ends;
 mod events;
 mod faults;
 pub(super) mod fixture;
+mod full_disk;
 #[cfg(feature = "cuda")]
 mod gpu_ranks;
 mod launchers;
