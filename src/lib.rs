@@ -39,7 +39,7 @@
 
 pub mod cmd;
 
-pub use tunesmith_base::{Error, Kind, Result, error, files, memory, registry, signals, words};
+pub use tunesmith_base::{Error, Kind, Result, error, files, memory, registry, signals, threads, words};
 pub use tunesmith_bench as bench;
 pub use tunesmith_checkpoint as checkpoint;
 pub use tunesmith_comm as comm;

@@ -169,7 +169,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Reads the arguments, and does what they say.
 fn command(args: Vec<OsString>) -> Result<ExitCode> {
     let usage = match Cli::try_parse_from(args) {
-        Ok(cli) => return cli.command.run().map(|()| ExitCode::SUCCESS),
+        Ok(cli) => {
+            crate::threads::check_environment()?;
+            return cli.command.run().map(|()| ExitCode::SUCCESS);
+        }
         Err(usage) => usage,
     };
     // Help and version are asked for and go to stdout; a usage error, which repeats what was typed, goes to stderr.

@@ -39,7 +39,8 @@ pub struct Launch {
 /// Reads the environment; `None` without a launcher, or with one rank only.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`], naming the variable: it is missing, no number, or contradicts another.
+/// [`tunesmith_base::Kind::Config`], naming the variable: it is missing, no number, contradicts another, or asks for several ranks without
+/// the variables that go with it.
 pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
     let variables = Variables(&|name| variable(name).filter(|value| !value.is_empty()));
     let Some((launcher, world)) = variables.world()? else { return Ok(None) };
@@ -96,7 +97,6 @@ impl Variables<'_> {
 
     fn world(&self) -> Result<Option<(&'static str, World)>> {
         let launcher = if self.get(STORE).is_some() { OURS } else { TORCH };
-        // RANK alone may mean anything.
         if self.get("RANK").is_some() && self.get("WORLD_SIZE").is_some() {
             let (rank, size) = (self.needed(launcher, "RANK")?, self.needed(launcher, "WORLD_SIZE")?);
             // PyTorchJob names neither: its pods have one rank each.
@@ -128,7 +128,27 @@ impl Variables<'_> {
             let local_size = counts.and_then(|counts| tasks_of(&counts, node)).unwrap_or(local_rank + 1);
             return Ok(Some((SLURM, World { rank, size, local_rank, local_size })));
         }
+        self.refuse_lone()?;
         Ok(None)
+    }
+
+    /// Refuses variables of a rank among several where RANK or `WORLD_SIZE` is missing: a process that trained alone would
+    /// pass for one of them. What fits a single process, or is no number, may mean anything.
+    fn refuse_lone(&self) -> Result<()> {
+        for (name, alone) in [("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("LOCAL_RANK", 0)] {
+            let text = self.get(name).unwrap_or_default();
+            if text.trim().parse::<usize>().is_ok_and(|number| number > alone) {
+                let missing: Vec<_> = ["RANK", "WORLD_SIZE"].into_iter().filter(|it| self.get(it).is_none()).collect();
+                let missing = missing.join(" and ");
+                return Err(Error::config(format!(
+                    "env {name}={text} names one of several ranks, but {missing} is not set"
+                ))
+                .hint(format!(
+                    "unset {name} to run alone, set {missing} too, or start the ranks with tunesmith launch --nproc N"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn endpoint(&self, launcher: &'static str, world: World) -> Result<Endpoint> {
@@ -235,7 +255,10 @@ mod tests {
     fn without_a_launcher_there_is_one_rank() {
         assert_eq!(launch(&[]).unwrap(), None);
         assert_eq!(launch(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap(), None);
-        assert_eq!(launch(&[("RANK", "")]).unwrap(), None);
+        for one in ["", "0", "captain"] {
+            assert_eq!(launch(&[("RANK", one)]).unwrap(), None);
+        }
+        assert_eq!(launch(&[("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")]).unwrap(), None);
         // A batch script of Slurm, not a task.
         assert_eq!(launch(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "0")]).unwrap(), None);
     }
@@ -247,6 +270,18 @@ mod tests {
             assert_eq!(error.kind(), tunesmith_base::Kind::Config);
             error.message().to_owned()
         };
+        for (variable, value, missing) in [
+            ("WORLD_SIZE", "2", "RANK is not set"),
+            ("RANK", "1", "WORLD_SIZE is not set"),
+            ("LOCAL_RANK", "1", "RANK and WORLD_SIZE is not set"),
+            ("LOCAL_WORLD_SIZE", "4", "RANK and WORLD_SIZE is not set"),
+        ] {
+            let told = said(&[(variable, value)]);
+            assert!(told.contains(&format!("env {variable}={value} ")) && told.contains(missing), "{told}");
+        }
+        // Those of another launcher count before.
+        let slurm = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_LOCALID", "0")];
+        assert_eq!(launch(&[&slurm[..], &[("WORLD_SIZE", "8")]].concat()).unwrap(), None);
         assert!(said(&TORCH4).contains("TUNESMITH_TOKEN is not set"));
         assert!(said(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("env RANK=x: expected a number"));
         assert!(said(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("rank 2 of 2"));

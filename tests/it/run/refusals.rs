@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::parity::golden;
 
-use super::fixture::{Fixture, model_config, said, train};
+use super::fixture::{Fixture, model_config, said, train, tunesmith};
 
 /// Runs the configuration; it must end with `code`, say each of `wanted`, and leave no output directory.
 fn refused(fixture: &Fixture, config: &Path, words: &[&str], code: i32, wanted: &[&str]) {
@@ -305,6 +305,65 @@ fn weights_that_gemma_3n_s_class_cuts_in_training() {
             assert_eq!(output.status.code(), Some(if ends { 8 } else { 0 }), "{said}");
             assert_eq!(said.contains("beyond altup_coef_clip, 0.7") && said.contains("learning_rate"), ends, "{said}");
             fs::remove_dir_all(fixture.path("out")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn variables_of_the_environment_that_cannot_be_followed_are_refused() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 1"]);
+    for (verb, variable, value, part) in [
+        ("data", "RAYON_NUM_THREADS", "99999999", "expected a number of threads from 1 to 1024"),
+        ("train", "RAYON_NUM_THREADS", "all", "expected a number of threads from 1 to 1024"),
+        ("train", "WORLD_SIZE", "2", "RANK is not set"),
+        ("train", "RANK", "1", "WORLD_SIZE is not set"),
+    ] {
+        let output = tunesmith(&[verb, config.to_str().unwrap()]).env(variable, value).output().unwrap();
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(&format!("env {variable}={value}")) && text.contains(part), "{text}");
+        assert!(!fixture.path("out").exists(), "{variable}");
+    }
+}
+
+#[test]
+fn modules_that_are_excluded_in_vain_are_warned_about() {
+    let fixture = Fixture::new();
+    for (excluded, told) in [("[\"dwon_proj\"]", "\"dwon_proj\" matches no linear module"), ("[\"down_proj\"]", "")] {
+        let line = format!("tuning.lora.exclude_modules: {excluded}");
+        let output = train(&fixture.config("run", &["train.max_steps: 1", &line]), &["--overwrite"]);
+        let text = said(&output);
+        assert!(output.status.success() && text.contains(told), "{text}");
+        assert_eq!(text.contains("exclude_modules: "), !told.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn a_gguf_file_is_no_model_and_no_adapter() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 1"]).display().to_string();
+    std::fs::create_dir(fixture.path("folder")).unwrap();
+    let file = fixture.path("folder/tiny-Q4_K_M.gguf");
+    std::fs::write(&file, "GGUF").unwrap();
+    for path in [fixture.path("folder"), file] {
+        let path = path.display().to_string();
+        let (named, merged) = (format!("model.name={path}"), fixture.path("merged").display().to_string());
+        for (call, code) in [
+            (&["train", &config, &named][..], 4),
+            (&["infer", "--model", &path, "--prompt", "x"], 4),
+            (&["plan", "--model", &path], 4),
+            (&["models", &path], 4),
+            (&["infer", &config, "--adapter", &path, "--prompt", "x"], 5),
+            (&["merge", &config, "--adapter", &path, "--output", &merged], 5),
+        ] {
+            let output = tunesmith(call).output().unwrap();
+            let text = said(&output);
+            assert_eq!(output.status.code(), Some(code), "{call:?}: {text}");
+            assert!(
+                text.contains("tiny-Q4_K_M.gguf") && text.contains("reads none") && text.contains("safetensors"),
+                "{text}"
+            );
         }
     }
 }
