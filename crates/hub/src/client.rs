@@ -32,7 +32,7 @@ use tunesmith_base::files;
 pub(super) const AGENT: &str = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
 /// The time limit for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(20);
-/// The most redirects in a row that are followed.
+/// The most redirects in a row that are followed, from the hub and from other hosts.
 const REDIRECTS: usize = 10;
 /// The most bytes of a response that are read at once.
 const ANSWER_BYTES: u64 = 64 << 20;
@@ -110,6 +110,18 @@ impl<'a> HubRequest<'a> {
         }
         Ok(Some(next))
     }
+}
+
+/// Whether after so many redirects one more is followed.
+///
+/// # Errors
+/// It would be one too many.
+pub(super) fn check_redirects(followed: usize) -> Result<(), Failure> {
+    if followed < REDIRECTS { Ok(()) } else { Err(too_many_redirects()) }
+}
+
+fn too_many_redirects() -> Failure {
+    Failure::InvalidAnswer(format!("more than {REDIRECTS} redirects").into())
 }
 
 /// The address that the `Location` of a response from `url` names.
@@ -221,7 +233,7 @@ impl<'a> HubClient<'a> {
             answer = self.once(&next)?;
             ask = next;
         }
-        Err(Failure::InvalidAnswer(format!("more than {REDIRECTS} redirects").into()))
+        if ask.next(&answer)?.is_none() { Ok(answer) } else { Err(too_many_redirects()) }
     }
 
     fn once(&self, ask: &HubRequest) -> Result<HubResponse, Failure> {

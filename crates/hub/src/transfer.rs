@@ -9,7 +9,7 @@ use ureq::http::header::LOCATION;
 use ureq::http::{HeaderMap, Method};
 
 use super::address::joined;
-use super::client::{HubClient, HubRequest, HubResponse, refused};
+use super::client::{HubClient, HubRequest, HubResponse, check_redirects, refused};
 use super::failure::{Failure, pause, wait, with_retries};
 use super::name::Repo;
 use super::settings::HubSettings;
@@ -167,8 +167,9 @@ impl<'a> Downloader<'a> {
         let mut url = self.url(&file.path);
         let mut answer = ask(&url)?;
         // A renamed repository is a redirect on the same host; one to where large files lie has all that is asked here.
-        for _ in 0..5 {
+        for followed in 0.. {
             let Some(next) = relative_redirect(&answer).and_then(|next| joined(&url, next)) else { break };
+            check_redirects(followed)?;
             answer = ask(&next)?;
             url = next;
         }

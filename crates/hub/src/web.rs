@@ -17,14 +17,12 @@ use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
 use super::address::{login, origin};
-use super::client::{AGENT, HubResponse, redirected, refused, roots};
+use super::client::{AGENT, HubResponse, check_redirects, redirected, refused, roots};
 use super::failure::{Cause, Failure, pause};
 use super::public_address::is_public;
 use super::settings::RetryPolicy;
 use tunesmith_base::error::Result;
 
-/// The most redirects in a row that are followed.
-const REDIRECTS: usize = 5;
 /// The time limit for the whole of a file.
 const WHOLE: Duration = Duration::from_secs(300);
 /// How often a file is asked for, and how long a silent host is waited for.
@@ -102,11 +100,13 @@ impl WebClient {
     }
 
     fn once(&self, url: &str, most: u64) -> Result<Vec<u8>, Failure> {
-        let mut url = url.to_owned();
-        for _ in 0..=REDIRECTS {
+        let (mut url, mut followed) = (url.to_owned(), 0);
+        loop {
             let answer = self.ask(&url)?;
             let status = answer.status();
             if let Some(location) = answer.headers().get(LOCATION).filter(|_| status.is_redirection()) {
+                check_redirects(followed)?;
+                followed += 1;
                 url = redirected(&url, location)?;
                 continue;
             }
@@ -121,7 +121,6 @@ impl WebClient {
             }
             return Ok(bytes);
         }
-        Err(Failure::InvalidAnswer(format!("more than {REDIRECTS} redirects").into()))
     }
 
     fn ask(&self, url: &str) -> Result<HubResponse, Failure> {
@@ -269,7 +268,7 @@ mod tests {
             ("/metadata", "public internet"),
             ("/file", "not of http or https"),
             ("/login", "user name or a password"),
-            ("/again", "more than 5 redirects"),
+            ("/again", "more than 10 redirects"),
         ] {
             let failure = fetch(path).unwrap_err();
             assert!(failure.text.contains(part) && !failure.is_passing, "{path}: {failure:?}");
