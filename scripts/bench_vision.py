@@ -5,10 +5,10 @@
     python3 scripts/bench_vision.py --work /tmp/bench-vision --rounds 3
 
 SmolVLM-256M's shape with random weights: pictures of 512 x 512 pixels (1,024 patches, 64 rows of the decoder), 60 tokens of text, LoRA r=16 on
-every linear layer of the language model, encoder and connector frozen, float32, AdamW, batches of 2 rows, the same number of threads. The
-runs alternate, because a machine's speed drifts. Three runs a round: PyTorch, which encodes in every step; tunesmith with
-`vision.cache_features: false`, which does so too, as a first epoch; and tunesmith with features that were kept before, as later epochs.
-PyTorch gets finished pixel values, so that decoding and resizing count on our side alone.
+every linear layer of the language model, encoder and connector frozen, float32 (`--bf16`: products and frozen weights in bfloat16), AdamW,
+batches of 2 rows, the same number of threads. The runs alternate, because a machine's speed drifts. Three runs a round: PyTorch, which
+encodes in every step; tunesmith with `vision.cache_features: false`, which does so too, as a first epoch; and tunesmith with features that
+were kept before, as later epochs. PyTorch gets finished pixel values, so that decoding and resizing count on our side alone.
 """
 import argparse
 import json
@@ -54,14 +54,16 @@ def make(work):
             file.write(json.dumps(dict(image=name, question="what", answer=answer)) + "\n")
 
 
-def torch_run(work, steps):
+def torch_run(work, steps, bf16):
     """Seconds of each step in PyTorch + PEFT, and the peak memory."""
     import peft
     import torch
     import transformers
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    model = transformers.SmolVLMForConditionalGeneration.from_pretrained(os.path.join(work, "model"), dtype=torch.float32, attn_implementation="sdpa")
+    # As the Trainer has it with bf16: frozen weights in bfloat16, what is trained in float32, and autocast.
+    base = torch.bfloat16 if bf16 else torch.float32
+    model = transformers.SmolVLMForConditionalGeneration.from_pretrained(os.path.join(work, "model"), dtype=base, attn_implementation="sdpa")
     targets = r".*text_model.*\.(q|k|v|o|gate|up|down)_proj"
     model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules=targets))
     model.train()
@@ -75,7 +77,8 @@ def torch_run(work, steps):
     seconds = []
     for _ in range(steps):
         began = time.perf_counter()
-        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, labels=labels).loss
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
@@ -84,11 +87,11 @@ def torch_run(work, steps):
     return seconds
 
 
-def tunesmith_run(work, program, steps, cached):
+def tunesmith_run(work, program, steps, cached, bf16):
     """Seconds of each step in tunesmith."""
     out = os.path.join(work, "run")
     words = [
-        f"model.name={work}/model", "model.dtype=float32", f"data.train_path={work}/rows.jsonl", f"data.cache_dir={work}/cache",
+        f"model.name={work}/model", f"model.dtype={'bfloat16' if bf16 else 'float32'}", f"train.bf16={'true' if bf16 else 'false'}", f"data.train_path={work}/rows.jsonl", f"data.cache_dir={work}/cache",
         "tuning.lora.r=16", "tuning.lora.lora_alpha=32", "tuning.lora.target_modules=auto", f"train.batch_size={BATCH}", f"train.max_steps={steps}",
         "train.gradient_checkpointing=false", f"train.output_dir={out}", "train.save_strategy=no", "logging.report_to=none",
         f"vision.cache_features={'true' if cached else 'false'}", f"train.num_threads={os.environ['OMP_NUM_THREADS']}",
@@ -102,11 +105,11 @@ def tunesmith_run(work, program, steps, cached):
 def measured(arguments, side):
     """The median step after two that warm up, in seconds, and the peak of the process's memory in MiB."""
     if side == "torch":
-        command = [sys.executable, __file__, "--work", arguments.work, "--steps", str(arguments.steps), "--torch"]
+        command = [sys.executable, __file__, "--work", arguments.work, "--steps", str(arguments.steps), "--torch", *(["--bf16"] if arguments.bf16 else [])]
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         return statistics.median(found["seconds"][2:]), found["peak"] / 1024
-    seconds = tunesmith_run(arguments.work, arguments.tunesmith, arguments.steps, side == "kept")
+    seconds = tunesmith_run(arguments.work, arguments.tunesmith, arguments.steps, side == "kept", arguments.bf16)
     with open(os.path.join(arguments.work, "run", "metrics.jsonl"), encoding="utf-8") as file:
         peak = max(json.loads(line).get("peak_bytes", 0) for line in file)
     return statistics.median(seconds[2:]), peak / 2**20
@@ -118,11 +121,12 @@ def main():
     parser.add_argument("--tunesmith", default=os.path.join(ROOT, "target/release/tunesmith"))
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bf16", action="store_true", help="products and frozen weights in bfloat16 on both sides")
     parser.add_argument("--torch", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     if arguments.torch:
-        seconds = torch_run(arguments.work, arguments.steps)
+        seconds = torch_run(arguments.work, arguments.steps, arguments.bf16)
         print(json.dumps(dict(seconds=seconds, peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)))
         return
     if not os.path.exists(os.path.join(arguments.work, "rows.jsonl")):

@@ -24,6 +24,8 @@ IMAGES = ["rgb.png", "wide.png", "tall.png", "grey.png"]
 QUESTION = "what is it?"
 SIGLIP = dict(encoder="siglip")
 NAFLEX = dict(encoder="naflex")
+# The encoder is trained too.
+TRAINED = dict(trained=True)
 WORLD = dict(world=("world_wan", "channel", "mlp"))
 # Name: the golden model and that of its tokenizer, whether its rows are chats, its encoders.
 MODELS = dict(
@@ -32,6 +34,12 @@ MODELS = dict(
     captions_world=("prefix", "llava", False, SIGLIP | dict(world=("world_kl", "spatial", "mlp_no_final_gelu"))),
     captions_gpt2=("prefix_gpt2", "llava", False, SIGLIP),
     captions_gpt2_world=("prefix_gpt2", "llava", False, SIGLIP | dict(world=("world_kl", "spatial", "mlp_no_final_gelu"))),
+    captions_siglip_trained=("prefix", "llava", False, SIGLIP | TRAINED),
+    captions_dinov2=("prefix", "llava", False, dict(encoder="dinov2")),
+    captions_dinov2_trained=("prefix", "llava", False, dict(encoder="dinov2") | TRAINED),
+    captions_dinov2_registers_trained=("prefix_gpt2", "llava", False, dict(encoder="dinov2_registers") | TRAINED),
+    across_vit_trained=("across_vit", "llava", False, TRAINED),
+    across_dinov2_trained=("across_dinov2", "llava", False, TRAINED),
     chat=("prefix", "llava", True, SIGLIP | dict(image_token="<image>")),
     chat_world=("prefix", "llava", True, SIGLIP | WORLD | dict(image_token="<image>")),
     captions_naflex=("prefix", "llava", False, NAFLEX),
@@ -50,6 +58,8 @@ class Runs:
     def __init__(self, binary, folder, name):
         self.binary, self.folder = binary, Path(folder)
         self.of_model, of_chat, self.chats, self.encoders = MODELS[name]
+        # Of a decoder that reads images by cross-attention: Transformers has a class for the whole.
+        self.across = self.of_model.startswith("across")
         for source in [GOLDEN / "vision" / self.of_model / "model", GOLDEN / "picture_chats" / of_chat]:
             self.copy(source, "model")
         if self.encoders.get("encoder"):
@@ -59,6 +69,9 @@ class Runs:
             if self.encoders["encoder"] == "naflex":
                 settings = dict(image_processor_type="Siglip2ImageProcessor", patch_size=8, max_num_patches=16)
             (self.folder / "encoder/preprocessor_config.json").write_text(json.dumps(settings))
+        if self.across:
+            settings = dict(image_processor_type="ViTImageProcessor", size=dict(height=32, width=32))
+            (self.folder / "model/preprocessor_config.json").write_text(json.dumps(settings))
         if of_chat == "gemma3":
             # The rows of an image in this model's config.json.
             (self.folder / "model/processor_config.json").write_text(json.dumps(dict(processor_class="Gemma3Processor", image_seq_length=4)))
@@ -82,7 +95,7 @@ class Runs:
     def train(self, name, model, further):
         """A run of three steps; its configuration, and the loss of its rows behind them."""
         vision = dict(backend="torchvision" if importlib.util.find_spec("torchvision") else "pil")
-        tuning = dict(lora=dict(r=4, lora_dropout=0.0))
+        tuning = dict(lora=dict(r=4, lora_dropout=0.0), freeze_vision=not self.encoders.get("trained", False))
         if further:
             tuning |= dict(freeze_connector=False)
         else:
@@ -111,6 +124,8 @@ class Runs:
         from load_vision import answer, inputs, load
         from PIL import Image
 
+        if self.across:
+            return self.difference_across(config, loss, *loaded)
         seeing = load(*loaded)
         total, count = 0.0, 0
         for row in self.rows:
@@ -132,6 +147,39 @@ class Runs:
             asked = ["--prompt", QUESTION] if self.chats else []
             own = self.command("infer", config, "--image", file, *asked, "gen.max_new_tokens=20")
             same.append(own.strip() == answer(seeing, file, QUESTION if self.chats else None, 20).strip())
+        return abs(total / count - loss), sum(same)
+
+
+    def difference_across(self, config, loss, folder, adapter=None):
+        """The same of a `vision-encoder-decoder` checkpoint, whose folder Transformers loads, without a tensor too few or too many."""
+        import torch
+        import torch.nn.functional as F
+        from load_vision import whole_modules
+        from PIL import Image
+        from transformers import AutoImageProcessor, AutoTokenizer, VisionEncoderDecoderModel
+
+        model, about = VisionEncoderDecoderModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        assert not any(about.values()), about
+        if adapter is not None:
+            from peft import PeftModel
+
+            with tempfile.TemporaryDirectory() as place:
+                model = PeftModel.from_pretrained(model, whole_modules(model, adapter, place))
+        model.eval()
+        tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
+        start, end = model.config.decoder_start_token_id, tokenizer.eos_token_id
+        pixels = lambda file: processor(Image.open(file).convert("RGB"), return_tensors="pt")["pixel_values"]
+        total, count, same = 0.0, 0, []
+        with torch.no_grad():
+            for row in self.rows:
+                ids = tokenizer(row["caption"], add_special_tokens=False).input_ids + [end]
+                logits = model(pixel_values=pixels(row["image"]), decoder_input_ids=torch.tensor([[start, *ids[:-1]]])).logits[0].double()
+                total += F.cross_entropy(logits, torch.tensor(ids), reduction="sum").item()
+                count += len(ids)
+            for name in IMAGES:
+                own = self.command("infer", config, "--image", GOLDEN / "pixels" / name, "gen.max_new_tokens=20")
+                ids = model.generate(pixel_values=pixels(GOLDEN / "pixels" / name), max_new_tokens=20, do_sample=False, eos_token_id=end)[0]
+                same.append(own.strip() == tokenizer.decode(ids[1:], skip_special_tokens=True).strip())
         return abs(total / count - loss), sum(same)
 
 

@@ -42,6 +42,9 @@ TEXT = "what is it <__media__> a cat"
 WINDOWS = dict(text_config=dict(layer_types=["sliding_attention"] * 3))
 FAMILIES = {
     "gemma3": ((32, 32), WINDOWS),
+    # llama.cpp gives an image at least 70 rows, and masks in both directions to a language model of this width.
+    "gemma4": ((160, 128), dict(text_config=dict(use_bidirectional_attention="vision"))),
+    "gemma4_31b": ((160, 128), {}),
     "smolvlm": ((64, 64), {}),
     "internvl": ((32, 32), {}),
     "llava": ((32, 32), {}),
@@ -62,6 +65,7 @@ PIXTRAL, LINE_END = dict(mistral3=16, pixtral=8), 94
 LIMITS = dict(f32=1e-3, f16=2e-3, q8_0=5e-2, adapter_f32=1e-3, logits=1e-3, adapter_logits=1e-3)
 # Modules of encoders and language models that get an adapter.
 TARGETS = r".*(language_model|text_model)\.layers\.\d+\..*\.(q_proj|down_proj)|.*(layers?|blocks)\.[01]\..*\.(q_proj|v_proj|qkv|fc2|linear_fc2)"
+GEMMA4_TARGETS = r".*language_model\.layers\.\d+\..*\.(q_proj|down_proj)|.*vision_tower\..*layers\.[01]\..*\.(q_proj|v_proj)\.linear"
 
 
 def build(sdist, folder):
@@ -190,7 +194,8 @@ def prepare(family, changes, folder):
         add_ends_of_lines(f"{folder}/model/tokenizer.json")
     model = load(folder)
     torch.manual_seed(5)
-    tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS))
+    targets = GEMMA4_TARGETS if family.startswith("gemma4") else TARGETS
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets))
     with torch.no_grad():
         for name, parameter in tuned.named_parameters():
             if "lora_" in name:
@@ -254,7 +259,8 @@ def as_llama_cpp(model):
             kind = type(child).__name__
             if "GELU" in kind:
                 setattr(module, name, Quick() if "Quick" in kind else Gelu())
-            if isinstance(child, (torch.nn.Conv2d, torch.nn.Conv3d)):
+            # Gemma 4's patch embedding is a linear module.
+            if isinstance(child, (torch.nn.Conv2d, torch.nn.Conv3d)) or name == "input_proj":
                 child.weight.data = child.weight.data.half().float()
                 child.register_forward_pre_hook(lambda _, given: (given[0].half().float(),))
     return model
@@ -306,6 +312,11 @@ def inputs(family, tiles, config):
 
     if family in PIXTRAL:
         return dict(pixel_values=tiles, image_sizes=torch.tensor([tiles.shape[-2:]]))
+    if family.startswith("gemma4"):
+        sys.path.append(f"{ROOT}/scripts/golden")
+        import vision_models
+
+        return vision_models.spread([tiles[0]])
     if not family.startswith("qwen"):
         return dict(pixel_values=tiles[None] if family == "smolvlm" else tiles)
     sys.path.append(f"{ROOT}/scripts/golden")
@@ -349,7 +360,7 @@ def behind(model, family, given, parts, config):
     more = dict(given)
     if family == "gemma3":
         more |= dict(token_type_ids=(ids == token).long())
-    if family.startswith("qwen"):
+    if family.startswith(("qwen", "gemma4")):
         more |= dict(mm_token_type_ids=(ids == token).int())
     with torch.no_grad():
         return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits[0, -1].numpy()

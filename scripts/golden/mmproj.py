@@ -27,6 +27,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # By family: changes, the class that the converter is given if it does not find it, and prefixes that published checkpoints have otherwise.
 FAMILIES = {
     "gemma3": ({"config": {"text_config": {"layer_types": ["sliding_attention"] * 3}}}, None, ("vision_tower.", "vision_tower.vision_model.")),
+    # llama.cpp's language models of this width have masks in both directions.
+    "gemma4": ({"config": {"text_config": {"use_bidirectional_attention": "vision"}}}, None, None),
+    "gemma4_31b": ({}, None, None),
     "smolvlm": ({}, None, None),
     "internvl": ({}, "InternVisionModel", ("", "model.")),
     # Files have as many pixels of a side as the image processor.

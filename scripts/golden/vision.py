@@ -69,6 +69,8 @@ def scramble(model, seed):
             gemma |= "Qwen3_5" in type(model).__name__ and not any(part in name for part in ("visual", "linear_attn"))
             if parameter.dim() == 1 and ("norm" in name or "lambda" in name or ".ln_" in name) and name.endswith(("weight", "lambda1")):
                 value = (0.0 if gemma else 1.0) + 0.2 * noise
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                value = 1.0 + 0.2 * noise
             elif name.endswith("bias"):
                 value = 0.2 * noise
             elif "embed" in name and "patch" not in name and "projection" not in name or name.endswith("position_embedding_table") or name.endswith(("wte.weight", "wpe.weight")):

@@ -172,8 +172,8 @@ def pixtral(out, name, seed):
     return model, forward, dict(prefix=False, rows=rows)
 
 
-# As in wrapped.py: what stands beside the blocks, too.
-GEMMA4_LANGUAGE = r".*language_model\.(?:layers\.\d+\..*(?:_proj|per_layer_input_gate|per_layer_projection)|per_layer_model_projection)"
+# As in wrapped.py: what stands beside the blocks, too, and the router of experts.
+GEMMA4_LANGUAGE = r".*language_model\.(?:layers\.\d+\..*(?:_proj|router\.proj|per_layer_input_gate|per_layer_projection)|per_layer_model_projection)"
 GEMMA4_ROPE = dict(
     sliding_attention=dict(rope_type="default", rope_theta=10000.0),
     full_attention=dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6),
@@ -214,8 +214,9 @@ def buffers_of(model, seed):
 
 def gemma4(out, name, seed):
     """As E2B: embeddings for each block, last blocks that share keys, modules that clip. As 31B: values of the keys, rows of images that see
-    each other within a window which is shorter than images, numbers of the encoder that are taken off and multiplied."""
-    small = name == "gemma4"
+    each other within a window which is shorter than images, numbers of the encoder that are taken off and multiplied. As 26B-A4B: the same,
+    with experts beside the MLP of each block."""
+    small, experts = name == "gemma4", name == "gemma4_a4b"
     # With a larger eps the norms of heads make no small numbers large, with their rounding.
     text = TEXT | dict(model_type="gemma4_text", rms_norm_eps=1e-2, head_dim=8, sliding_window=6, rope_parameters=GEMMA4_ROPE,
                        final_logit_softcapping=30.0, tie_word_embeddings=True)
@@ -225,8 +226,11 @@ def gemma4(out, name, seed):
     else:
         text |= dict(num_hidden_layers=3, layer_types=["sliding_attention", "sliding_attention", "full_attention"], global_head_dim=16,
                      num_global_key_value_heads=1, attention_k_eq_v=True, hidden_size_per_layer_input=0, use_bidirectional_attention="vision")
-    tower = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4 if small else 2,
-                 head_dim=8 if small else 12, patch_size=PATCH, pooling_kernel_size=MERGE, position_embedding_size=64,
+    if experts:
+        text |= dict(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], intermediate_size=48, enable_moe_block=True,
+                     num_experts=6, top_k_experts=3, moe_intermediate_size=24)
+    tower = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4 if small or experts else 2,
+                 head_dim=8 if small or experts else 12, patch_size=PATCH, pooling_kernel_size=MERGE, position_embedding_size=64,
                  use_clipped_linears=small, standardize=not small)
     config = transformers.Gemma4Config(
         text_config=text, vision_config=tower, audio_config=None, image_token_id=IMAGE, boi_token_id=94, eoi_token_id=93, video_token_id=92,
@@ -314,18 +318,18 @@ def llava_onevision(out, name, seed):
 
 MODELS = dict(qwen2_vl=qwen, qwen2_5_vl=qwen, qwen3_vl=qwen, internvl=square, paligemma=square, llava_onevision=llava_onevision)
 MODELS |= dict(qwen3_5=qwen, qwen3_5_moe=qwen, mistral3=pixtral, ministral3=pixtral, pixtral=pixtral)
-MODELS |= dict(gemma4=gemma4, gemma4_31b=gemma4)
+MODELS |= dict(gemma4=gemma4, gemma4_31b=gemma4, gemma4_a4b=gemma4)
 
 
 # With these, no greedy answer has the token that stands for a picture, or for what else a model reads.
-OTHER_SEEDS = dict(qwen3_vl=1, mistral3=1, qwen3_5=4, gemma4=3)
+OTHER_SEEDS = dict(qwen3_vl=1, mistral3=1, qwen3_5=4, gemma4=3, gemma4_a4b=24)
 
 
 def sides_of(maker, name):
     """Height and width of each picture."""
     if maker is pixtral:
         return ODD_SIDES if name == "pixtral" else EVEN_SIDES
-    if name == "gemma4_31b":
+    if name in ("gemma4_31b", "gemma4_a4b"):
         return EVEN_SIDES
     return SIDES if maker in (qwen, gemma4) else [(SIDE, SIDE)] * len(SIDES)
 

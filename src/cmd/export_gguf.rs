@@ -40,6 +40,10 @@ pub struct GgufRequest<'a> {
 /// # Errors
 /// Everything that reading and writing can fail with.
 pub fn write(request: &GgufRequest<'_>, mut opened: Opened, name: &str) -> Result<(String, Vec<(String, PathBuf)>)> {
+    if opened.parts.arch.reads_images_across() {
+        return Err(Error::model("--gguf: llama.cpp has no vision-encoder-decoder models, whose decoder reads images by cross-attention")
+            .hint("caption with tunesmith (tunesmith infer --image), or write it for Transformers: --hf, or --peft for the adapter"));
+    }
     let format = request.format;
     let kind = format.word();
     let output = request.output.map(|output| with_extension(output, "gguf"));
@@ -114,6 +118,10 @@ fn images(request: &GgufRequest<'_>, opened: &Opened) -> Result<(Option<(Mmproj,
     match Mmproj::of(&parts.arch, &parts.base, &parts.weights) {
         Ok(mmproj) => Ok((Some((mmproj, format)), String::new())),
         Err(error) if asked => Err(error),
+        Err(_) if parts.arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some()) && opened.top.is_some() => {
+            Err(Error::config("--gguf: llama.cpp cannot see images with a text model paired with an image encoder (vision.encoder)")
+                .hint("--hf writes all of it for Transformers; --mmproj none writes the text model alone, which sees no images"))
+        }
         // What was trained of it would be lost.
         Err(error) if parts.arch.vision.is_some() && opened.top.is_some() => {
             let why = error.message();

@@ -306,6 +306,15 @@ fn an_adapter_of_the_connector_alone_is_evaluated_merged_and_exported() {
         let done = tunesmith(&words.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
         assert!(done.status.success(), "{words:?}: {}", said(&done));
     }
+    // llama.cpp has no pairs: the message says so, and what to write instead.
+    let file = to("m.gguf");
+    let own = ["export", &config, "--gguf", "f32", "--pre-tokenizer", "gpt-2", "--output", &file];
+    let refused = tunesmith(&own).output().unwrap();
+    let wanted = "--gguf: llama.cpp cannot see images with a text model paired with an image encoder (vision.encoder)";
+    let text = said(&refused);
+    assert!(refused.status.code() == Some(2) && text.contains(wanted) && text.contains("--mmproj none"), "{text}");
+    let alone = tunesmith(&[&own[..], &["--mmproj", "none"]].concat()).output().unwrap();
+    assert!(alone.status.success(), "{}", said(&alone));
 }
 
 #[test]

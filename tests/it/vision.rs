@@ -39,7 +39,7 @@ pub const EQUAL: [&[&str]; 7] = [
     &["internvl", "paligemma"],
     &["llava_onevision"],
     &["mistral3", "ministral3", "pixtral"],
-    &["gemma4", "gemma4_31b"],
+    &["gemma4", "gemma4_31b", "gemma4_a4b"],
     &["across_vit", "across_clip", "across_siglip", "across_dinov2"],
 ];
 /// Golden runs with adapters on the encoder.

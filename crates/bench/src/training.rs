@@ -324,7 +324,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         wait(device);
         spent += start.elapsed().as_secs_f64();
         (tokens, label_tokens, loss) = (tokens + stats.tokens, label_tokens + stats.label_tokens, stats.loss);
-        done = done + flops(&costs, &batches);
+        done += flops(&costs, &batches);
     }
     let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
     let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device, config.train.bf16));

@@ -7,12 +7,15 @@
 //! Attention costs `4 d` forward for each pair of a query and a key that it sees, and twice that backward; `d` is the
 //! width of all heads together: the mean of that of keys and that of values where these differ. With causal attention over a row of S tokens that is `6 S^2 d` a layer. A block that
 //! gradient checkpointing runs again costs its forward pass once more. Norms, activations and softmax are not counted.
+//!
+//! Of a block that reads an image by cross-attention, each row of the image passes the projection to keys and values, and every
+//! token sees every row. An image encoder itself is not counted.
 use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
 use std::collections::BTreeMap;
 use tunesmith_config::arch::{
-    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, Arch, BlockSpec, BranchSpec, LinearSpec, PER_LAYER_PROJECTION,
-    PartSpec,
+    ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS, Arch, BlockSpec, BranchSpec, CrossAttentionSpec, LinearSpec,
+    PER_LAYER_PROJECTION, PartSpec,
 };
 
 /// Operations of some rows, forward and backward.
@@ -28,6 +31,20 @@ impl Flops {
     /// All operations: those of hardware FLOPs utilization (HFU).
     pub const fn total(&self) -> f64 {
         self.useful + self.again
+    }
+}
+
+impl std::ops::AddAssign for Flops {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl std::ops::Mul<f64> for Flops {
+    type Output = Self;
+
+    fn mul(self, times: f64) -> Self {
+        Self { useful: self.useful * times, again: self.again * times }
     }
 }
 
@@ -48,6 +65,10 @@ pub struct Costs {
     label: f64,
     /// Operations of a pair of query and key, summed over the blocks that have the same sliding window.
     pairs: Vec<(Option<usize>, Flops)>,
+    /// Rows of the image that each text reads by cross-attention; 0 where none does.
+    image_rows: f64,
+    /// Operations of such a row in the blocks, and of a pair of a token and such a row.
+    across: [Flops; 2],
 }
 
 impl Costs {
@@ -56,41 +77,59 @@ impl Costs {
         let (arch, trained) = (job.arch, &job.trained);
         let mut matrices = Matrices::default();
         matrices.read(arch);
-        let adapters = |block: usize| -> f64 {
+        let [_, of_image, _] =
+            CrossAttentionSpec::LINEARS.map(|name| format!(".{}.{name}", CrossAttentionSpec::MODULE));
+        // Of tokens, or of an image's rows.
+        let is = |name: &str, image: bool| name.contains(&of_image) == image;
+        let adapters = |block: usize, image: bool| -> f64 {
             let prefix = format!("model.layers.{block}.");
             let ours = trained.adapters.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
+            let ours = ours.filter(|(name, _)| is(name, image));
             ours.map(|(name, adapter)| matrices.numbers(arch, name, adapter.as_ref())).sum()
         };
-        let weights = |block: Option<usize>| -> f64 {
-            let names = trained.tensors.iter().filter(|name| place(name) == block);
+        let weights = |block: usize, image: bool| -> f64 {
+            let names = trained.tensors.iter().filter(|name| place(name) == Some(block) && is(name, image));
             names.filter_map(|name| matrices.of.get(name.as_str())).sum()
         };
-        let trains =
-            |block: usize| adapters(block) > 0.0 || trained.tensors.iter().any(|it| block_of(it) == Some(block));
+        let trains = |block: usize| {
+            adapters(block, false) + adapters(block, true) > 0.0
+                || trained.tensors.iter().any(|it| block_of(it) == Some(block))
+        };
         let blocks = arch.num_hidden_layers;
         let embeds = trained.tensors.contains("model.embed_tokens.weight") || !arch.token_rows.embedding.is_empty();
         let lowest = if embeds { 0 } else { (0..blocks).find(|&block| trains(block)).unwrap_or(blocks) };
-        let mut costs = Self { token: Flops::default(), label: 0.0, pairs: Vec::new() };
+        let image_rows = job.pictures.filter(|_| arch.reads_images_across()).map_or(0.0, |shown| shown.tokens as f64);
+        let mut costs =
+            Self { token: Flops::default(), label: 0.0, pairs: Vec::new(), image_rows, across: [Flops::default(); 2] };
         for (block, spec) in arch.blocks.iter().enumerate() {
-            let (passed, adapters) = (matrices.blocks[block], adapters(block));
             let back = if block >= lowest { 1.0 } else { 0.0 };
             let again =
                 if job.policy(block) == Policy::Full && block >= lowest && block + 1 < blocks { 1.0 } else { 0.0 };
-            costs.token.useful += 2.0 * passed * (1.0 + back) + 2.0 * weights(Some(block)) + 6.0 * adapters;
-            costs.token.again += again * 2.0 * (passed + adapters);
+            let passes = |image: bool| {
+                let module = format!("model.layers.{block}{of_image}.weight");
+                let of_rows = matrices.of.get(&module).copied().unwrap_or_default();
+                let passed = if image { of_rows } else { matrices.blocks[block] - of_rows };
+                let adapters = adapters(block, image);
+                Flops {
+                    useful: 2.0 * passed * (1.0 + back) + 2.0 * weights(block, image) + 6.0 * adapters,
+                    again: again * 2.0 * (passed + adapters),
+                }
+            };
+            costs.token += passes(false);
+            let pair = |width: f64| Flops { useful: width * (4.0 + 8.0 * back), again: again * 4.0 * width };
+            if let Some(cross) = spec.cross_attention() {
+                costs.across[0] += passes(true);
+                costs.across[1] += pair(cross.size() as f64);
+            }
             // A token reads a state, changes it and reads it again; backward does about twice as much, behind a second pass forward.
             let state = 2.0 * 3.0 * states(spec);
             costs.token.useful += state * (1.0 + 2.0 * back);
             costs.token.again += state * (back + again);
             let Some(attention) = spec.attention() else { continue };
             let width = (attention.query_size() + attention.mixed_size()) as f64 / 2.0;
-            let pair = Flops { useful: width * (4.0 + 8.0 * back), again: again * 4.0 * width };
             match costs.pairs.iter_mut().find(|(window, _)| *window == attention.window) {
-                Some((_, sum)) => {
-                    sum.useful += pair.useful;
-                    sum.again += pair.again;
-                }
-                None => costs.pairs.push((attention.window, pair)),
+                Some((_, sum)) => *sum += pair(width),
+                None => costs.pairs.push((attention.window, pair(width))),
             }
         }
         let full = trained.tensors.contains(arch.head_tensor());
@@ -103,14 +142,12 @@ impl Costs {
         let mut sum = Flops { useful: labels * self.label, again: 0.0 };
         for length in lengths {
             let tokens = length as f64;
-            sum.useful += tokens * self.token.useful;
-            sum.again += tokens * self.token.again;
+            let [row, pair] = self.across;
+            sum += self.token * tokens + (row + pair * tokens) * self.image_rows;
             for (window, pair) in &self.pairs {
                 // Half of a square, less the triangle that the window hides.
                 let hidden = window.map_or(0.0, |window| tokens - (window as f64).min(tokens));
-                let pairs = (tokens * tokens - hidden * hidden) / 2.0;
-                sum.useful += pairs * pair.useful;
-                sum.again += pairs * pair.again;
+                sum += *pair * ((tokens * tokens - hidden * hidden) / 2.0);
             }
         }
         sum
@@ -177,7 +214,9 @@ impl Matrices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Pictures;
     use crate::memory::testing::{arch, job};
+    use std::path::Path;
 
     #[test]
     fn a_frozen_base_costs_4_and_what_is_trained_6_a_weight() {
@@ -197,5 +236,35 @@ mod tests {
         let again = Costs::new(&Job { full: 1, ..job(&arch, true) }).of([64], 60.0);
         let one = 64.0 * 2.0 * blocks / 3.0 + attention / 9.0;
         assert!((again.again - one).abs() < 1.0 && again.useful == full.useful, "{again:?} {one}");
+    }
+
+    #[test]
+    fn rows_of_an_image_pass_keys_and_values_and_are_seen_by_every_token() {
+        let text = r#"{"model_type": "vision-encoder-decoder", "encoder": {}, "decoder": {"model_type": "gpt2", "n_embd": 64,
+            "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 1000, "add_cross_attention": true}}"#;
+        let across = Arch::from_json(text, Path::new("a test")).expect("a shape");
+        let plain = Arch { blocks: across.blocks.iter().map(without).collect(), ..across.clone() };
+        let pictures =
+            |rows| Some(Pictures { per_row: 1, most: None, spacing: 1, rows: 1, tokens: rows, numbers: 0, scratch: 0 });
+        let of = |arch: &Arch, full: bool, rows: u64| {
+            Costs::new(&Job { pictures: pictures(rows), ..job(arch, full) }).of([32], 31.0)
+        };
+        let (width, tokens, rows, blocks) = (64.0, 32.0, 17.0, 2.0);
+        // In full training each number costs 6: queries and outputs by token, keys and values by row; each pair costs 12 a feature.
+        let wanted = blocks * (6.0 * 2.0 * width * width * (tokens + rows) + 12.0 * width * tokens * rows);
+        assert_eq!(of(&across, true, 17).useful - of(&plain, true, 0).useful, wanted);
+        assert_eq!(of(&plain, true, 17), of(&plain, true, 0), "an image among the tokens is in their number");
+        // Adapters of rank 8 beside a frozen base: 4 a number, and 6 of theirs.
+        let adapters = |inputs: f64, outputs: f64| 6.0 * 8.0 * (inputs + outputs);
+        let modules = 4.0 * 2.0 * width * width * (tokens + rows);
+        let ranks = 2.0 * adapters(width, width) * tokens + adapters(width, 2.0 * width) * rows;
+        let wanted = blocks * (modules + ranks + 12.0 * width * tokens * rows);
+        assert_eq!(of(&across, false, 17).useful - of(&plain, false, 0).useful, wanted);
+    }
+
+    /// A block without its cross-attention.
+    fn without(block: &BlockSpec) -> BlockSpec {
+        let branches = block.branches.iter().filter(|it| !matches!(it.part, PartSpec::CrossAttention(_)));
+        BlockSpec { branches: branches.cloned().collect() }
     }
 }

@@ -77,21 +77,16 @@ fn a_captioner_trains_is_evaluated_merged_and_written_with_the_names_of_its_file
         let again = done(&["infer", "--model", merged.to_str().unwrap(), "--image", &picture("rgb.png")]);
         assert_eq!(answer.lines().last(), again.lines().last(), "{name}");
         done(&["export", config, "--peft", "--output", fixture.path("peft").to_str().unwrap()]);
-        let refused = tunesmith(&[
-            "export",
-            config,
-            "--gguf",
-            "f32",
-            "--mmproj",
-            "none",
-            "--pre-tokenizer",
-            "gpt-2",
-            "--output",
-            "x.gguf",
-        ])
-        .output()
-        .unwrap();
-        assert!(!refused.status.success() && said(&refused).contains("cross-attention"), "{}", said(&refused));
+        let merged = merged.to_str().unwrap();
+        for what in [&[config][..], &["--base", merged][..]] {
+            for flags in [&[][..] as &[&str], &["--mmproj", "none"], &["--mmproj", "f16"]] {
+                let own = ["export", "--gguf", "f32", "--pre-tokenizer", "gpt-2", "--output", "x.gguf"];
+                let refused = tunesmith(&[&own[..], what, flags].concat()).output().unwrap();
+                let text = said(&refused);
+                let wanted = "--gguf: llama.cpp has no vision-encoder-decoder models, whose decoder reads images by cross-attention";
+                assert!(refused.status.code() == Some(4) && text.contains(wanted) && text.contains("--hf"), "{text}");
+            }
+        }
     }
 }
 

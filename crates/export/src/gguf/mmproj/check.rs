@@ -1,12 +1,14 @@
 //! What of an encoder, a connector or an image processor llama.cpp does not compute.
 use super::Projector;
-use tunesmith_config::vision::{Encoder, Pointwise, Processing, Size, Step, VisionArch};
+use tunesmith_config::vision::{Bidirectional, Encoder, Pointwise, Processing, Size, Step, VisionArch};
 
 /// Pixels of a window's side in Qwen2.5-VL, and patches that become one row, which are fixed there.
 const WINDOW: usize = 112;
 const MERGED: usize = 2;
 /// Width and blocks of the one `InternVL` encoder that llama.cpp takes to have `RMSNorm`.
 const INTERN_6B: [usize; 2] = [3200, 45];
+/// Widths of the language models of Gemma 4 E2B and E4B, the only ones in which rows of an image do not see those behind them.
+const GEMMA4_CAUSAL: [usize; 2] = [1536, 2560];
 
 /// The first thing that it computes otherwise, if there is one.
 pub(super) fn lacks(projector: Projector, vision: &VisionArch, processing: &Processing) -> Option<String> {
@@ -33,7 +35,8 @@ fn connector(projector: Projector, vision: &VisionArch) -> Option<String> {
                 Step::Function(Pointwise::Gelu | Pointwise::GeluTanh) => continue,
                 Step::Function(_) => "another activation than GELU in the connector",
                 Step::Linear(linear)
-                    if !linear.bias && ![Projector::Idefics3, Projector::Pixtral].contains(&projector) =>
+                    if !linear.bias
+                        && ![Projector::Gemma4, Projector::Idefics3, Projector::Pixtral].contains(&projector) =>
                 {
                     "a connector without biases"
                 }
@@ -54,6 +57,15 @@ fn of_kind(projector: Projector, vision: &VisionArch) -> Option<String> {
     let encoder = &vision.encoder;
     let rules: &[(bool, &str)] = match projector {
         Projector::Gemma3 | Projector::Idefics3 => &[],
+        Projector::Gemma4 => &[
+            (encoder.rope_theta == Some(100.0), "a rope_theta other than 100 in the image encoder"),
+            (encoder.activation == Pointwise::GeluTanh, "an activation other than GELU by tanh in the image encoder"),
+            (
+                GEMMA4_CAUSAL.contains(&vision.connector.decoder_size)
+                    == matches!(vision.bidirectional, Bidirectional::Never),
+                "use_bidirectional_attention other than null for E2B and E4B, and other than vision for wider models",
+            ),
+        ],
         Projector::Llava => {
             &[(encoder.feature.drop_prefix || !encoder.class_token, "a class token among an image's rows")]
         }
@@ -99,7 +111,10 @@ fn images(projector: Projector, encoder: &Encoder, processing: &Processing) -> O
     if processing.rescale.is_none_or(|factor| (factor * 255.0 - 1.0).abs() > 1e-6) {
         return Some("a rescale_factor other than 1/255".into());
     }
-    if matches!(projector, Projector::Pixtral | Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3) {
+    if matches!(
+        projector,
+        Projector::Gemma4 | Projector::Pixtral | Projector::Qwen2 | Projector::Qwen25 | Projector::Qwen3
+    ) {
         return None;
     }
     let Some(side) = side(processing) else {

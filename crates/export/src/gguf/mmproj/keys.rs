@@ -5,13 +5,16 @@ use tunesmith_config::vision::{Encoder, Pointwise, Processing, Size, Step, Visio
 
 /// The side of an image in the file of a model whose images keep their shape; llama.cpp only warms up with it.
 const QWEN_SIDE: usize = 560;
+/// The same of Gemma 4, which llama.cpp does not read.
+const GEMMA4_SIDE: usize = 224;
 
 /// Writes all of it.
 pub(super) fn describe(projector: Projector, vision: &VisionArch, processing: &Processing, header: &mut Header) {
     let encoder = &vision.encoder;
     let number = |value: f64| Value::F32(value as f32);
     header.own("has_vision_encoder", Value::Bool(true));
-    header.own("projector_type", Value::text(projector.name()));
+    let projector_type = if projector == Projector::Gemma4 { "vision.projector_type" } else { "projector_type" };
+    header.own(projector_type, Value::text(projector.name()));
     for (key, count) in [
         ("projection_dim", vision.connector.decoder_size),
         ("image_size", image_size(projector, encoder, processing)),
@@ -37,6 +40,15 @@ pub(super) fn describe(projector: Projector, vision: &VisionArch, processing: &P
     let side = Value::count(vision.connector.side());
     match projector {
         Projector::Gemma3 => put("projector.scale_factor", side),
+        Projector::Gemma4 => {
+            put("projector.scale_factor", side);
+            if encoder.num_kv_heads != encoder.num_heads {
+                put("attention.head_count_kv", Value::count(encoder.num_kv_heads));
+            }
+            if encoder.head_dim * encoder.num_heads != encoder.hidden_size {
+                put("attention.head_dim", Value::count(encoder.head_dim));
+            }
+        }
         Projector::Idefics3 => {
             put("projector.scale_factor", side);
             if let Some(longest) = longest_edge(processing) {
@@ -86,6 +98,7 @@ fn longest_side(processing: &Processing) -> usize {
 /// The side of what the encoder reads, in pixels.
 fn image_size(projector: Projector, encoder: &Encoder, processing: &Processing) -> usize {
     match projector {
+        Projector::Gemma4 => GEMMA4_SIDE,
         Projector::Qwen2 | Projector::Qwen25 => QWEN_SIDE,
         Projector::Qwen3 => encoder.grid[0] * encoder.patch_size,
         Projector::Pixtral => longest_side(processing),

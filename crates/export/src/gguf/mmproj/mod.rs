@@ -20,6 +20,7 @@ use tunesmith_model::weights::WeightFiles;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Projector {
     Gemma3,
+    Gemma4,
     Idefics3,
     InternVl,
     Llava,
@@ -35,6 +36,7 @@ impl Projector {
         Some(match model_type {
             "llava" | "mistral3" if encoder.family == "pixtral" => Self::Pixtral,
             "gemma3" => Self::Gemma3,
+            "gemma4" => Self::Gemma4,
             "idefics3" | "smolvlm" => Self::Idefics3,
             "internvl" => Self::InternVl,
             "llava" => Self::Llava,
@@ -48,6 +50,7 @@ impl Projector {
     const fn name(self) -> &'static str {
         match self {
             Self::Gemma3 => "gemma3",
+            Self::Gemma4 => "gemma4v",
             Self::Idefics3 => "idefics3",
             Self::InternVl => "internvl",
             Self::Llava => "mlp",
@@ -62,6 +65,7 @@ impl Projector {
     const fn encoders(self) -> &'static [&'static str] {
         match self {
             Self::Gemma3 => &["siglip_vision_model"],
+            Self::Gemma4 => &["gemma4_vision"],
             Self::Idefics3 => &["idefics3_vision"],
             Self::InternVl => &["internvl_vision"],
             Self::Llava => &["clip_vision_model", "siglip_vision_model"],
@@ -107,17 +111,10 @@ impl Mmproj {
             return unknown("a model with a second encoder (vision.world)");
         }
         if vision.folder.is_some() {
-            return unknown("a text model paired with an image encoder (vision.encoder)");
+            return Err(Error::model("llama.cpp cannot see images with a text model paired with an image encoder (vision.encoder): it has no file (mmproj) for pairs")
+                .hint("use all of it in tunesmith (tunesmith infer --image), or write it for Transformers (--hf)"));
         }
         let Some(projector) = Projector::of(family, &vision.encoder) else {
-            if vision.encoder.pooled {
-                return Err(Error::model(format!(
-                    "not yet: llama.cpp's file (mmproj) of the image encoder of {family}"
-                ))
-                .hint(
-                    "if encoder and connector are unchanged, use the published file, or convert_hf_to_gguf.py --mmproj",
-                ));
-            }
             return unknown(&format!("the image encoder of a {family} model"));
         };
         let processing = Processing::open(base)?;
@@ -146,6 +143,9 @@ impl Mmproj {
             Projector::Pixtral => Some(
                 "llama.cpp gives an image 8 to 1,024 rows, and sides of the nearest multiple of a row: its answers about images may differ",
             ),
+            Projector::Gemma4 => {
+                Some("llama.cpp gives an image 70 to 1,120 rows by its size: its answers about images may differ")
+            }
             Projector::Gemma3 if self.processing.pan_and_scan.is_some() => {
                 Some("llama.cpp shows an oblong image as a whole alone, without pan and scan")
             }

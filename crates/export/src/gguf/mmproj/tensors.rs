@@ -4,7 +4,7 @@ use super::super::rows::{Step, paired};
 use super::super::tensors::Output;
 use super::Projector;
 use tunesmith_config::arch::{Arch, EMBEDDING, TensorSpec};
-use tunesmith_config::vision::{Connector, Encoder, VisionArch};
+use tunesmith_config::vision::{CLIP_BOUNDS, Connector, Encoder, VisionArch};
 
 /// Every tensor of encoder and connectors, with what becomes of it, in the order of the forward pass.
 pub(super) fn outputs(projector: Projector, vision: &VisionArch) -> Vec<(TensorSpec, Output)> {
@@ -33,6 +33,7 @@ pub(super) fn line_end(arch: &Arch, token: usize) -> (TensorSpec, Output) {
 /// Names of a connector's modules: its norm, and its linear modules in their order.
 fn names(projector: Projector, connector: &Connector) -> (String, Vec<String>) {
     let (norm, linears): (&str, &[&str]) = match projector {
+        Projector::Gemma4 => ("", &["mm.input_projection"]),
         Projector::Gemma3 => ("mm.soft_emb_norm", &["mm.input_projection"]),
         Projector::Idefics3 => ("", &["mm.model.fc"]),
         Projector::InternVl => ("mm.model.mlp.0", &["mm.model.mlp.1", "mm.model.mlp.3"]),
@@ -48,7 +49,7 @@ fn names(projector: Projector, connector: &Connector) -> (String, Vec<String>) {
 /// The tensors of a connector: of its norm, then of its linear modules in their order.
 fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, (norm, linears): (String, Vec<String>)) {
     use tunesmith_config::vision::Step as Part;
-    let mut linears = linears.into_iter();
+    let (mut linears, mut standardized) = (linears.into_iter(), Vec::new());
     let mut put = |spec: TensorSpec, module: &str, steps: Vec<Step>| {
         // A bare matrix has no kind behind its name.
         let kind = if spec.name.rsplit_once('.').is_some_and(|(_, kind)| kind == "bias") { "bias" } else { "weight" };
@@ -65,10 +66,15 @@ fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, (norm, 
                 let module = linears.next().unwrap_or_default();
                 part.tensors().into_iter().for_each(|spec| put(spec, &module, Vec::new()));
             }
-            // Steps without tensors; the first three are of connectors that are refused, as llama.cpp has none of their kind.
+            Part::Standardize { names, size } => {
+                let own = ["v.std_bias", "v.std_scale"];
+                let output = |name: &str| Output { name: name.into(), shape: vec![*size], steps: Vec::new() };
+                let named = names.iter().zip(own).map(|(name, own)| (TensorSpec::new(name, &[*size]), output(own)));
+                standardized.extend(named);
+            }
+            // Steps without tensors.
             Part::PlainNorm { .. }
             | Part::Scale(_)
-            | Part::Standardize { .. }
             | Part::SideBySide(_)
             | Part::ByFeature(_)
             | Part::Mean(_)
@@ -76,6 +82,7 @@ fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, (norm, 
             | Part::Dropout(_) => {}
         }
     }
+    all.extend(standardized);
 }
 
 /// What a tensor of the encoder becomes: a module of several frames, or of queries, keys and values, is cut.
@@ -92,6 +99,7 @@ fn of_encoder(projector: Projector, encoder: &Encoder, spec: &TensorSpec) -> Vec
             Some(frames) if module == stem.patch && kind == "weight" => {
                 (0..frames).map(|frame| of_frame(&spec.shape, frame)).collect()
             }
+            _ if module == stem.patch && encoder.channels_last => vec![of_patches(encoder)],
             _ if module == stem.patch => whole(format!("v.patch_embd.{kind}")),
             _ if module == stem.pre_norm => whole(format!("v.pre_ln.{kind}")),
             _ => whole(format!("v.post_ln.{kind}")),
@@ -121,19 +129,39 @@ fn of_encoder(projector: Projector, encoder: &Encoder, spec: &TensorSpec) -> Vec
         let steps = vec![Step::Rows(paired(encoder.num_heads, size, 0, size))];
         return vec![Output { name: of(&format!("{part}.{kind}")), shape: spec.shape.clone(), steps }];
     }
+    // Bounds of a module that clips stand beside the module's own name's last part.
+    let bound = CLIP_BOUNDS.contains(&kind);
+    let is = |name: &str| module == if bound { name.rsplit_once('.').map_or(name, |(module, _)| module) } else { name };
+    let is_norm = |norms: Option<[&str; 2]>, place: usize| norms.is_some_and(|norms| norms[place] == module);
     let part = match module {
         _ if fused => "attn_qkv",
+        _ if is_norm(encoder.qk_norms, 0) => "attn_q_norm",
+        _ if is_norm(encoder.qk_norms, 1) => "attn_k_norm",
+        _ if is_norm(encoder.post_norms, 0) => "attn_post_norm",
+        _ if is_norm(encoder.post_norms, 1) => "ffn_post_norm",
         _ if module == names.norm1 => "ln1",
-        _ if module == names.query => "attn_q",
-        _ if module == names.key => "attn_k",
-        _ if module == names.value => "attn_v",
-        _ if module == names.out => "attn_out",
+        _ if is(names.query) => "attn_q",
+        _ if is(names.key) => "attn_k",
+        _ if is(names.value) => "attn_v",
+        _ if is(names.out) => "attn_out",
         _ if module == names.norm2 => "ln2",
-        _ if module == names.fc1 && encoder.gated_mlp => "ffn_gate",
-        _ if module == names.fc2 => "ffn_down",
+        _ if is(names.fc1) && encoder.gated_mlp => "ffn_gate",
+        _ if is(names.fc2) => "ffn_down",
         _ => "ffn_up",
     };
-    whole(of(&format!("{part}.{kind}")))
+    let shape = if bound { vec![1] } else { spec.shape.clone() };
+    vec![Output { name: of(&format!("{part}.{kind}")), shape, steps: Vec::new() }]
+}
+
+/// A patch embedding on patches `[row, column, channel]` as a convolution, `[width, channels, rows, columns]`.
+fn of_patches(encoder: &Encoder) -> Output {
+    let (channels, side) = (encoder.channels, encoder.patch_size);
+    let of_channel = |channel: usize| (0..side * side).map(move |pixel| pixel * channels + channel);
+    Output {
+        name: "v.patch_embd.weight".into(),
+        shape: vec![encoder.hidden_size, channels, side, side],
+        steps: vec![Step::Columns((0..channels).flat_map(of_channel).collect())],
+    }
 }
 
 /// A frame of a patch embedding, `[width, channels, frames, rows, columns]`: a convolution of its own.
@@ -162,7 +190,7 @@ pub(super) fn format(projector: Projector, name: &str, shape: &[usize], format: 
             }
         }
         // llama.cpp transposes it, for which blocks of numbers are no use.
-        GgufFormat::Q8_0 if name == "mm.input_projection.weight" => GgufFormat::F16,
+        GgufFormat::Q8_0 if projector == Projector::Gemma3 && name == "mm.input_projection.weight" => GgufFormat::F16,
         format => format.of(name, shape),
     }
 }
