@@ -398,7 +398,7 @@ fn settings_that_do_not_fit_the_model_are_refused_with_the_file_and_the_key() {
 }
 
 #[test]
-fn twenty_thousand_patterns_take_no_longer_than_reading_them_and_the_first_that_matches_counts() {
+fn of_twenty_thousand_patterns_the_first_that_matches_counts() {
     let arch = arch_of("llama/x");
     let mut patterns = serde_json::Map::new();
     patterns.insert("layers.1.self_attn.q_proj".to_owned(), json!(5));
@@ -406,10 +406,8 @@ fn twenty_thousand_patterns_take_no_longer_than_reading_them_and_the_first_that_
     for number in (0..20_000).filter(|&number| number != 4) {
         patterns.insert(format!("layers.{}.self_attn.{}_proj", number / 4, ["q", "k", "v", "o"][number % 4]), json!(7));
     }
-    let began = std::time::Instant::now();
     let config = with("rank_pattern", Value::Object(patterns)).unwrap();
     let placements = config.place(&arch).unwrap();
-    assert!(began.elapsed().as_secs_f64() < 4.0, "{:?}", began.elapsed());
     let rank = |module: &str| {
         let found = placements.iter().find(|placement| placement.module == module).unwrap();
         found.adapter.rank().unwrap().r

@@ -86,6 +86,11 @@ impl<'g> Grads<'g> {
         Self { collector: Some(collector), ..Self::whole(values) }
     }
 
+    /// Whether a collector takes them while the pass goes on.
+    pub const fn is_collected(&self) -> bool {
+        self.collector.is_some()
+    }
+
     /// In buffers of `collector`, one for each open segment.
     pub fn by_segment(collector: Box<dyn Collector<'g> + 'g>) -> Self {
         Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX }

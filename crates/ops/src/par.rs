@@ -123,13 +123,13 @@ impl Stretches {
 /// Runs `work` with the pool's other threads at hand: until it returns they wait for what [`run`] gives them without
 /// falling asleep. For work of many short parts, such as the step of one token, where waking threads would cost more
 /// than the parts themselves.
-pub fn together<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+pub fn together<R>(work: impl FnOnce() -> R) -> R {
     let threads = threads();
     if threads <= 1 || !TEAM.get().is_null() {
         return work();
     }
     let team = Team::new(threads);
-    rayon::scope(|scope| {
+    rayon::in_place_scope(|scope| {
         for own in 1..threads {
             let team = &team;
             scope.spawn(move |_| team.help(own));

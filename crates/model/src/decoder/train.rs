@@ -11,11 +11,12 @@ use crate::vision::{Splice, Training, Vision};
 use std::time::Instant;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_data::batch::Batch;
-use tunesmith_device::memory;
+use tunesmith_device::{Device, memory};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::noise;
+use tunesmith_ops::par;
 
 impl Model {
     /// One micro-batch, forward and backward. Adds the gradient of `scale * (sum of the label tokens' losses)`, times
@@ -58,7 +59,10 @@ impl Model {
         self.check(batch)?;
         self.shards.begin(Kind::Train)?;
         let params = std::mem::take(&mut self.params);
-        let walked = memory::guarded(|| self.walk(&params, batch, scale, share, step, grads));
+        // Threads that wait without sleeping would be in the way of those that bring weights or take gradients, and of a GPU's host.
+        let together = self.device() == Device::Cpu && !self.shards.gathers() && !grads.is_collected();
+        let mut walk = || self.walk(&params, batch, scale, share, step, grads);
+        let walked = memory::guarded(|| if together { par::together(walk) } else { walk() });
         self.params = params;
         self.end(walked, Some(grads))
     }

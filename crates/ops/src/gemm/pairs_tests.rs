@@ -185,6 +185,8 @@ fn matmul_in_pairs_equals_the_plain_sum_of_rounded_operands() {
             (33, 1333, 100, 16),
             (300, 16, 130, 40),
             (700, 70, 300, 16),
+            // Rounded once for all tasks.
+            (40, 701, 1801, 16),
         ] {
             let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));
             let (z, b) = (numbers(3, tokens * low), numbers(4, rows * low));
@@ -221,6 +223,38 @@ fn matmul_in_pairs_equals_the_plain_sum_of_rounded_operands() {
                     assert!(*first.get_or_insert_with(|| got.clone()) == got, "{case} {matrix:?}");
                 }
             }
+        }
+    });
+}
+
+#[test]
+fn products_of_one_activation_that_is_rounded_once_are_those_of_each_alone() {
+    each_pair_level(|pool| {
+        for tokens in [17, 40, 130] {
+            let (depth, sizes) = (703, [700, 64, 401]);
+            let x = Activation::from_rows(pool, &numbers(1, tokens * depth), depth);
+            let low = Activation::from_rows(pool, &numbers(3, tokens * 5), 5);
+            let weights = sizes.map(|rows| (numbers(2, rows * depth), numbers(4, rows * 5)));
+            let terms: Vec<[Term<'_>; 2]> = weights
+                .iter()
+                .map(|(w, b)| {
+                    [
+                        Term { matrix: Matrix::rows(&w[..], depth), x: &x },
+                        Term { matrix: Matrix::rows(&b[..], 5), x: &low },
+                    ]
+                })
+                .collect();
+            let alone = sizes.iter().zip(&terms).map(|(&rows, terms)| {
+                let mut out = pool.act(tokens, rows);
+                matmul(&mut out, Init::Zero, terms);
+                out.to_rows()
+            });
+            let mut outs = sizes.map(|rows| pool.act(tokens, rows));
+            let outs_and_terms = outs.iter_mut().zip(&terms);
+            let mut products: Vec<_> =
+                outs_and_terms.map(|(out, terms)| Product { out, init: Init::Zero, terms }).collect();
+            matmul_grouped(&mut products);
+            assert!(outs.iter().map(Activation::to_rows).eq(alone), "{tokens} tokens");
         }
     });
 }

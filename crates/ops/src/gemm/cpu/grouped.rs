@@ -1,14 +1,22 @@
 //! Several products as one parallel job: one fork and join, tasks of all of them handed out together. Each product has the
 //! sums that it has alone.
-use super::product::{Job as Tiles, Order};
+use super::pairs::Roundings;
+use super::product::{Job as Tiles, Order, RawTerm};
 use super::tokens::Copies;
 use super::{matmul, pairs, skinny, skinny_pairs};
-use crate::activation::Activation;
+use crate::activation::{Activation, LANES};
 use crate::gemm::interleaved::Interleaved;
 use crate::gemm::{Init, Matrix, Product, Term};
-use crate::par;
+use crate::par::{self, Shared};
+use crate::scratch::with_shared;
 use crate::upcoming::Upcoming;
 use smallvec::SmallVec;
+
+/// Floats of activations that are rounded once for all tasks, at most: 16 MiB. Beyond that, each task rounds its own panels.
+const MOST_ROUNDED: usize = 4 << 20;
+
+/// Rows that multiply an activation, on average, from which it is rounded once for all tasks.
+const FEWEST_SHARED_ROWS: usize = 864;
 
 enum Job<'a> {
     /// With few tokens.
@@ -44,30 +52,87 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
 /// As [`matmul_grouped`], in one parallel job.
 fn matmul_at_once(products: &mut [Product<'_>]) {
     let upcoming = upcoming(products.iter().flat_map(|product| product.terms).map(|term| &term.matrix));
-    let (mut tasks, mut copies) = (0, Copies::default());
-    // Each with the number of tasks up to its end.
-    let jobs: SmallVec<[(Job<'_>, usize); 4]> = products
+    let mut copies = Copies::default();
+    let jobs: SmallVec<[Job<'_>; 4]> = products
         .iter_mut()
         .map(|Product { out, init, terms }| {
-            let (job, own) = if skinny::fits(out.pool().in_pairs(), terms) {
-                let job = skinny::Job::new(out, *init, terms, &mut copies);
-                let own = job.tasks();
-                (Job::Skinny(job), own)
+            if skinny::fits(out.pool().in_pairs(), terms) {
+                Job::Skinny(skinny::Job::new(out, *init, terms, &mut copies))
             } else {
-                let job = Tiles::new(out, *init, terms);
-                let own = job.tasks();
-                (Job::Tiles(job), own)
+                Job::Tiles(Tiles::new(out, *init, terms))
+            }
+        })
+        .collect();
+    run_rounded(jobs, upcoming);
+}
+
+/// Rounds the activations of products in pairs once for all tasks, where they are not too large, and runs all tasks.
+fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
+    let mut roundings = Roundings::default();
+    let (mut places, mut uses) = (SmallVec::<[usize; 8]>::new(), 0);
+    each_term(&mut jobs, |term, [rows, panels], block| {
+        places.push(roundings.add(term, panels, block));
+        uses += rows * panels * term.whole.depth;
+    });
+    let floats = roundings.floats();
+    // A number is half a float. Few rows are multiplied by the threads that round their panels, from their own caches.
+    let few = uses < FEWEST_SHARED_ROWS * floats / (LANES / 2);
+    if floats == 0 || few || floats > MOST_ROUNDED {
+        return run(&jobs, upcoming);
+    }
+    for job in &mut jobs {
+        if let Job::Tiles(job) = job
+            && job.order == Order::InPairs
+        {
+            job.cut_finer();
+        }
+    }
+    with_shared(floats, |rounded| {
+        let (to, mut places) = (Shared(rounded.as_mut_ptr()), places.into_iter());
+        // SAFETY: there is room for all floats, and the activations stay borrowed.
+        unsafe { roundings.run(to) };
+        each_term(&mut jobs, |term, _, _| {
+            if let Some(at) = places.next() {
+                term.rounded = to.get().wrapping_add(at);
+            }
+        });
+        run(&jobs, upcoming);
+    });
+}
+
+/// Calls `f` with each term that is multiplied in pairs, the rows and panels of its result, and the features of its blocks.
+fn each_term<'a>(jobs: &mut [Job<'a>], mut f: impl FnMut(&mut RawTerm<'a>, [usize; 2], usize)) {
+    for job in jobs {
+        let Job::Tiles(job) = job else { continue };
+        if job.order != Order::InPairs {
+            continue;
+        }
+        let size = [job.rows, job.panels];
+        for stage in &mut job.stages {
+            let block = stage.first.block();
+            f(&mut stage.first, size, block);
+            if let Some(second) = &mut stage.second {
+                let whole = second.whole.depth;
+                f(second, size, whole);
+            }
+        }
+    }
+}
+
+/// Runs all tasks of jobs.
+fn run(jobs: &[Job<'_>], upcoming: Option<Upcoming>) {
+    // Each with the number of tasks up to its end.
+    let mut tasks = 0;
+    let jobs: SmallVec<[(&Job<'_>, usize); 4]> = jobs
+        .iter()
+        .map(|job| {
+            tasks += match job {
+                Job::Skinny(job) => job.tasks(),
+                Job::Tiles(job) => job.tasks(),
             };
-            tasks += own;
             (job, tasks)
         })
         .collect();
-    run(&jobs, upcoming);
-}
-
-/// Runs all tasks of jobs, each of which has the number of tasks up to its end.
-fn run(jobs: &[(Job<'_>, usize)], upcoming: Option<Upcoming>) {
-    let tasks = jobs.last().map_or(0, |&(_, tasks)| tasks);
     par::run_ahead(tasks, upcoming, |task| {
         let at = jobs.partition_point(|&(_, end)| end <= task);
         let begin = at.checked_sub(1).map_or(0, |before| jobs[before].1);
@@ -75,7 +140,7 @@ fn run(jobs: &[(Job<'_>, usize)], upcoming: Option<Upcoming>) {
         // task to one thread. The operands have been checked, and the caller borrows them until all tasks are done,
         // each result for writing and none twice.
         unsafe {
-            match &jobs[at].0 {
+            match jobs[at].0 {
                 Job::Skinny(job) => match job.words() {
                     Some(words) => skinny_pairs::task_at(job, words, job.rows(task - begin)),
                     None => skinny::task_at(job, job.rows(task - begin)),
@@ -110,12 +175,10 @@ pub(in crate::gemm) fn matvec_grouped(
     x: &Activation,
 ) {
     let upcoming = upcoming(products.iter().map(|(.., matrix)| matrix));
-    let (mut tasks, mut copies) = (0, Copies::default());
-    let jobs = outs.iter_mut().zip(products).map(|(out, &(_, init, matrix))| {
-        let job = skinny::Job::vector(out, init, matrix, x, &mut copies);
-        tasks += job.tasks();
-        (Job::Skinny(job), tasks)
-    });
+    let mut copies = Copies::default();
+    let products = outs.iter_mut().zip(products);
+    let jobs =
+        products.map(|(out, &(_, init, matrix))| Job::Skinny(skinny::Job::vector(out, init, matrix, x, &mut copies)));
     run(&jobs.collect::<SmallVec<[_; 4]>>(), upcoming);
 }
 
@@ -126,6 +189,5 @@ pub(in crate::gemm) fn matvec(out: &mut Activation, init: Init<'_>, matrix: Matr
 }
 
 fn run_one(job: skinny::Job<'_>, upcoming: Option<Upcoming>) {
-    let tasks = job.tasks();
-    run(&[(Job::Skinny(job), tasks)], upcoming);
+    run(&[Job::Skinny(job)], upcoming);
 }

@@ -8,9 +8,11 @@ use super::product::{Job, Operands, PAIR_PANELS, RawTerm, Stage, matmul_tile};
 use super::strip::Strip;
 use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
 use crate::activation::LANES;
+use crate::par::{self, Shared};
 use crate::quant::{Quantized, any_run};
 use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{PairLanes, Simd, dispatch_pairs, prefetch};
+use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 
 /// The largest number of pairs in a block of the contraction: with the most panels, 640 KiB of them.
@@ -94,6 +96,25 @@ enum Numbers<'a> {
 }
 
 impl<'a> RawTerm<'a> {
+    /// Whether a strip holds the columns of a block.
+    const fn strips(&self) -> bool {
+        self.quantized.is_some() && self.is_transposed()
+    }
+
+    /// Features of a block of the sum, an even number.
+    pub(super) fn block(&self) -> usize {
+        // A strip holds fewer columns.
+        let most = if self.strips() { DEPTH } else { 2 * PAIRS };
+        let blocks = self.whole.depth.div_ceil(most).max(1);
+        self.whole.depth.div_ceil(blocks).next_multiple_of(2)
+    }
+
+    /// Where panel `p` of the block of `depth` features from `k0` on begins, of an activation of `panels` that is rounded for all tasks.
+    fn rounded_block(&self, panels: usize, [k0, depth]: [usize; 2], p: usize) -> Option<*mut f32> {
+        let at = (k0 / 2 * panels + p * depth.div_ceil(2)) * LANES;
+        (!self.rounded.is_null()).then(|| self.rounded.wrapping_add(at).cast_mut())
+    }
+
     /// The numbers from `at` on.
     fn numbers(&self, at: usize) -> Numbers<'a> {
         match self.quantized {
@@ -303,6 +324,66 @@ unsafe fn round_panels<P: PairLanes>(term: &Operands, [p0, p1]: [usize; 2], [k0,
     }
 }
 
+/// An activation that is rounded for all tasks: `[block of the sum][panel][pair][16 tokens]`.
+pub(super) struct Rounding {
+    x: *const f32,
+    stride: usize,
+    depth: usize,
+    panels: usize,
+    /// Features of a block.
+    block: usize,
+    /// Floats of the activations before this one.
+    at: usize,
+}
+
+/// Activations that are rounded once for all tasks of some products.
+#[derive(Default)]
+pub(super) struct Roundings(SmallVec<[Rounding; 4]>);
+
+// SAFETY: the activations stay borrowed while tasks run; each reads them and writes a place that no other task has.
+unsafe impl Sync for Roundings {}
+
+impl Roundings {
+    /// Where `term`'s activation begins among the floats.
+    pub(super) fn add(&mut self, term: &RawTerm<'_>, panels: usize, block: usize) -> usize {
+        let Operands { x, stride, depth, .. } = term.whole;
+        let same = |it: &&Rounding| (it.x, it.depth, it.panels, it.block) == (x, depth, panels, block);
+        if let Some(found) = self.0.iter().find(same) {
+            return found.at;
+        }
+        let at = self.floats();
+        self.0.push(Rounding { x, stride, depth, panels, block, at });
+        at
+    }
+
+    pub(super) fn floats(&self) -> usize {
+        self.0.last().map_or(0, |last| last.at + last.panels * last.depth.div_ceil(2) * LANES)
+    }
+
+    /// Rounds all of them.
+    ///
+    /// # Safety
+    /// `to` has room for [`Roundings::floats`]; the activations are there.
+    pub(super) unsafe fn run(&self, to: Shared<f32>) {
+        let panels = self.0.iter().map(|it| it.panels).sum();
+        par::run(panels, |mut panel| {
+            for it in &self.0 {
+                if panel >= it.panels {
+                    panel -= it.panels;
+                    continue;
+                }
+                for k0 in (0..it.depth).step_by(it.block.max(1)) {
+                    let depth = it.block.min(it.depth - k0);
+                    let at = it.at + (k0 / 2 * it.panels + panel * depth.div_ceil(2)) * LANES;
+                    // SAFETY: a panel of an activation, which has these features; its own place, below the number of floats.
+                    unsafe { round_panel_at(it.x.add(panel * it.stride + k0 * LANES), depth, to.get().add(at)) };
+                }
+                return;
+            }
+        });
+    }
+}
+
 /// The rows `m0..m1` and the panels `p0..p1` of a job's result.
 ///
 /// # Safety
@@ -312,6 +393,12 @@ pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2]) 
     let count = panels[1] - panels[0];
     debug_assert!(count <= PAIR_PANELS);
     for stage in &job.stages {
+        if !stage.first.rounded.is_null() {
+            let none = [std::ptr::null_mut(); 2];
+            // SAFETY: `stage` is one of the job's, and all of its terms are rounded; the rest is as the caller says.
+            unsafe { stage_at(job, stage, none, rows, panels) };
+            continue;
+        }
         let first = stage.first.whole.depth.div_ceil(2).min(PAIRS);
         let second = stage.second.map_or(0, |second| second.whole.depth.div_ceil(2));
         with_scratch((first + second) * count * LANES, |scratch| {
@@ -337,11 +424,7 @@ unsafe fn stage_block<P: PairLanes>(
 ) {
     let ([first_x, second_x], [m0, m1], [p0, p1]) = (x, rows, panels);
     let first = &stage.first;
-    let strips = first.quantized.is_some() && first.is_transposed();
-    // A strip holds fewer columns.
-    let most = if strips { DEPTH } else { 2 * PAIRS };
-    let blocks = first.whole.depth.div_ceil(most).max(1);
-    let depth = first.whole.depth.div_ceil(blocks).next_multiple_of(2);
+    let (strips, depth) = (first.strips(), first.block());
     let most_rows = if first.interleaved.is_some() { P::TILE_ROWS.min(LANES / 2) } else { P::TILE_ROWS };
     #[allow(clippy::large_stack_arrays, reason = "15 KiB, so that the tile stays in L1")]
     let mut packed: Packed<{ PAIRS * 12 + LANES }> = [MaybeUninit::uninit(); PAIRS * 12 + LANES];
@@ -353,12 +436,17 @@ unsafe fn stage_block<P: PairLanes>(
         let last = k0 + part == first.whole.depth;
         let (begins, second) = (k0 == 0 && stage.begins, stage.second.as_ref().filter(|_| last));
         let pairs = part.div_ceil(2);
-        // SAFETY: the panels are some of `out`, and so of the operands; `part` is at most `2 * PAIRS`.
-        unsafe { round_panels::<P>(&first.whole, [p0, p1], [k0, part], first_x) };
-        if let Some(second) = second {
-            // SAFETY: as above; all features of the second term.
-            unsafe { round_panels::<P>(&second.whole, [p0, p1], [0, second.whole.depth], second_x) };
+        if first.rounded.is_null() {
+            // SAFETY: the panels are some of `out`, and so of the operands; `part` is at most `2 * PAIRS`.
+            unsafe { round_panels::<P>(&first.whole, [p0, p1], [k0, part], first_x) };
+            if let Some(second) = second {
+                // SAFETY: as above; all features of the second term.
+                unsafe { round_panels::<P>(&second.whole, [p0, p1], [0, second.whole.depth], second_x) };
+            }
         }
+        // Where panel `p0` of this block is.
+        let first_x = first.rounded_block(job.panels, [k0, part], p0).unwrap_or(first_x);
+        let second_x = second.and_then(|it| it.rounded_block(job.panels, [0, it.whole.depth], p0)).unwrap_or(second_x);
         for s0 in (m0..m1).step_by(TASK_ROWS) {
             let s1 = m1.min(s0 + TASK_ROWS);
             if strips {

@@ -16,6 +16,10 @@ const TASK_PANELS: usize = 16;
 /// The same in pairs: a tile is packed once for all of them.
 pub(super) const PAIR_PANELS: usize = 32;
 
+/// Tasks for each thread where panels are rounded for all of them, and the fewest rows of one.
+const SHARED_TASKS: usize = 4;
+const FEWEST_ROWS: usize = 48;
+
 /// Rows of a task with an interleaved matrix are a multiple of this: of a block's, and of the largest tile's.
 const INTERLEAVED_ROWS: usize = 48;
 
@@ -72,6 +76,8 @@ pub(super) struct RawTerm<'a> {
     pub(super) interleaved: Option<&'a Interleaved>,
     /// The number of values of the matrix.
     pub(super) len: usize,
+    /// The activation, rounded for all tasks as `rounded` says, or null where each task rounds its own panels.
+    pub(super) rounded: *const f32,
 }
 
 /// Terms that a tile is summed over before it goes back to memory.
@@ -98,7 +104,7 @@ pub(super) enum Order {
 /// A product, and how it is cut into tasks.
 pub(super) struct Job<'a> {
     out: *mut f32,
-    rows: usize,
+    pub(super) rows: usize,
     pub(super) panels: usize,
     stride: usize,
     bias: *const f32,
@@ -290,9 +296,25 @@ impl<'a> Job<'a> {
         job
     }
 
+    /// Smaller tasks, where none rounds panels of its own: no thread waits long for the last one.
+    pub(super) fn cut_finer(&mut self) {
+        let wanted = SHARED_TASKS * crate::par::threads();
+        let row_tasks = wanted.div_ceil(self.panels.div_ceil(PAIR_PANELS));
+        let rows = self.rows.div_ceil(row_tasks).next_multiple_of(self.rows_apart());
+        self.row_step = rows.clamp(FEWEST_ROWS, MOST_ROWS);
+        let panel_tasks = wanted.div_ceil(self.rows.div_ceil(self.row_step));
+        self.panel_step = self.panels.div_ceil(panel_tasks).next_multiple_of(2).clamp(2, PAIR_PANELS);
+    }
+
     /// The number of tasks.
     pub(super) const fn tasks(&self) -> usize {
         self.rows.div_ceil(self.row_step) * self.panels.div_ceil(self.panel_step)
+    }
+
+    /// Tasks begin at multiples of so many rows.
+    fn rows_apart(&self) -> usize {
+        let interleaved = self.stages.iter().any(|stage| stage.first.interleaved.is_some());
+        if interleaved { INTERLEAVED_ROWS } else { TILE_ROWS }
     }
 
     /// The rows and the panels of `out` that a task computes: tasks have different blocks.
@@ -313,7 +335,14 @@ impl<'a> RawTerm<'a> {
         let Matrix { data, row, col } = term.matrix;
         let (x, stride, depth) = (term.x.ptr(), term.x.stride(), term.x.features());
         let whole = Operands { matrix: std::ptr::null(), row, col, x, stride, depth, next: None };
-        let own = Self { whole, narrow: std::ptr::null(), quantized: None, interleaved: None, len: data.len() };
+        let own = Self {
+            whole,
+            narrow: std::ptr::null(),
+            quantized: None,
+            interleaved: None,
+            len: data.len(),
+            rounded: std::ptr::null(),
+        };
         match data {
             Store::F32(values) => Self { whole: Operands { matrix: values.cpu_slice().as_ptr(), ..whole }, ..own },
             Store::Bf16(values) => Self { narrow: values.cpu_slice().as_ptr().cast(), ..own },
