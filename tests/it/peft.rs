@@ -384,10 +384,7 @@ fn settings_that_do_not_fit_the_model_are_refused_with_the_file_and_the_key() {
             config.clone().with_tokens(&arch)?;
             config.settings(&arch, &TuningConfig::default())
         });
-        let error = match error {
-            Ok(_) => panic!("{key}: {value}"),
-            Err(error) => error,
-        };
+        let Err(error) = error else { panic!("{key}: {value}") };
         let named = if value["q_proj"] == 1_u64 << 40 { "rank " } else { key };
         assert_says(&error, &["dir/adapter_config.json: ", named]);
         assert_eq!(error.message().matches("dir/adapter_config.json").count(), 1, "{error}");

@@ -24,9 +24,9 @@ fn replace(path: &Path, kind: &str) {
 
 fn put_back(path: &Path, kind: &str) {
     if kind == "a folder" {
-        fs::remove_dir(path).unwrap()
+        fs::remove_dir(path).unwrap();
     } else {
-        fs::remove_file(path).unwrap()
+        fs::remove_file(path).unwrap();
     }
     let _ = fs::rename(path.with_extension("kept"), path);
 }

@@ -141,7 +141,7 @@ fn a_rotary_share_of_zero_turns_nothing_where_transformers_turns_a_share() {
             }
             (Ok(_), None) => panic!("{} runs here alone", model.family),
             (Err(error), _) => {
-                assert!(error.to_string().contains("rot") || error.to_string().contains("rope"), "{error}")
+                assert!(error.to_string().contains("rot") || error.to_string().contains("rope"), "{error}");
             }
         }
     }
