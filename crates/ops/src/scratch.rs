@@ -1,4 +1,4 @@
-//! Memory of a thread for the duration of a task.
+//! Memory of a thread for the duration of a task, or of an operation that it leads.
 use crate::activation::LANES;
 use std::cell::RefCell;
 use tunesmith_device::{Device, memory};
