@@ -140,8 +140,8 @@ fn check_matrix(matrix: &Matrix<'_>, size: [usize; 2]) {
 
 /// An activation `[tokens, features]` with tokens as rows, for products that sum over tokens.
 ///
-/// On the CPU it is `[panel][block of 16 features][16 tokens][16 features]`, features padded with zeros to a multiple of 16; or,
-/// where products round their operands, `[panel][block of 16 features][8 pairs of tokens][16 features]` in bfloat16.
+/// On the CPU it is `[block of 16 features][panel][16 tokens][16 features]`, features padded with zeros to a multiple of 16; or,
+/// where products round their operands, `[block of 16 features][panel][8 pairs of tokens][16 features]` in bfloat16.
 #[derive(Debug)]
 pub struct Transposed {
     act: Activation,

@@ -289,7 +289,9 @@ fn a_quantized_matrix_in_pairs_multiplies_as_its_values_do() {
 #[test]
 fn outer_in_pairs_equals_the_plain_sum_of_rounded_operands() {
     each_pair_level(|pool| {
-        for (tokens, rows, cols) in [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50), (4200, 13, 18)] {
+        for (tokens, rows, cols) in
+            [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50), (33, 61, 70), (4200, 13, 18)]
+        {
             let (y, x) = (numbers(1, tokens * rows), numbers(2, tokens * cols));
             let (ya, xa) = (Activation::from_rows(pool, &y, rows), Activation::from_rows(pool, &x, cols));
             let xt = Transposed::new(&xa);

@@ -106,7 +106,7 @@ fn a_matrix_in_a_maker_s_format_multiplies_as_its_values_do() {
 #[test]
 fn outer_equals_the_plain_sum_on_odd_sizes() {
     each_engine(|engine| {
-        for (tokens, rows, cols) in [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50)] {
+        for (tokens, rows, cols) in [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50), (33, 61, 70)] {
             let pool = engine.pool();
             let (y, x) = (numbers(1, tokens * rows), numbers(2, tokens * cols));
             let (ya, xa) = (Activation::from_rows(&pool, &y, rows), Activation::from_rows(&pool, &x, cols));

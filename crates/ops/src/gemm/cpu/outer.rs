@@ -1,21 +1,27 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`, rows in parallel.
+use super::strip::gather_rows;
 use super::{pairs, tile, tile_rows, transpose, with_tile};
 use crate::activation::{Activation, LANES};
 use crate::gemm::Transposed;
 use crate::par;
 use crate::scratch::with_scratch;
-use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs};
+use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs, prefetch};
 
-/// Panels whose rows are rounded at once, where products are of pairs: 384 KiB of them.
-const ROUNDED_PANELS: usize = 256;
-/// The most rows of a task.
+/// Floats of `y` that a task packs, at most, unless [`FEWEST_ROWS`] are more: 384 KiB of the second cache.
+const PACKED: usize = 96 << 10;
+/// The most and the fewest rows of a task.
 const TASK_ROWS: usize = 48;
+const FEWEST_ROWS: usize = 12;
+/// Blocks of 16 features of `x` from which packing the rows of `y` pays; LoRA's rank of 16 is one.
+const PACK_BLOCKS: usize = 4;
+/// Pairs of a panel's tokens.
+const PAIRS: usize = LANES / 2;
 
 /// Fills `act`, the copy that [`Transposed`] is, in pairs of tokens or in float32.
 pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs: bool) {
     let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
-    let (to, stride) = (act.shared(), act.stride());
-    par::run(x.panels(), |panel| {
+    let (to, panels) = (act.shared(), x.panels());
+    par::run(panels, |panel| {
         let from = x.panel(panel);
         for block in 0..blocks {
             let count = LANES.min(features - block * LANES);
@@ -23,7 +29,7 @@ pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs
             let floats = if in_pairs { LANES * LANES / 2 } else { LANES * LANES };
             // SAFETY: `Transposed::new` makes `act` with the panels of `x` and `blocks` blocks of 256 floats in each: a
             // place within.
-            let to = unsafe { to.get().add(panel * stride + block * floats) };
+            let to = unsafe { to.get().add((block * panels + panel) * floats) };
             let from = from[block * LANES * LANES..].as_ptr();
             // SAFETY: `count` features of 16 lanes are left in the panel of `x`; the block of `act` is 256 floats, or 128, and
             // no other task has this panel.
@@ -48,39 +54,69 @@ struct OuterJob {
     y: *const f32,
     y_stride: usize,
     x: *const f32,
-    x_stride: usize,
     panels: usize,
 }
 
 // SAFETY: the operands stay borrowed while tasks run; each reads them and writes rows of `out` that no other task has.
 unsafe impl Sync for OuterJob {}
 
+impl OuterJob {
+    /// Whether rows of `y` are packed for their products.
+    const fn packs(&self) -> bool {
+        self.cols.div_ceil(LANES) >= PACK_BLOCKS
+    }
+
+    /// Fetches `count` numbers of `out` from row `m` and column `n` on.
+    #[inline(always)]
+    fn fetch(&self, m: usize, n: usize, count: usize) {
+        if self.col == 1 {
+            let first = self.out.wrapping_add(m * self.row + n);
+            (0..count).step_by(LANES).for_each(|at| prefetch(first.wrapping_add(at).cast_const().cast()));
+        }
+    }
+}
+
+/// Rows of `y` as a task multiplies them.
+#[derive(Clone, Copy)]
+enum Rows {
+    /// Packed: `[tile][column][rows of the tile]`.
+    Packed(*const f32),
+    /// The place of the first row, and floats from one panel to the next, as panels have them: `[panel][row][column]`.
+    InPanels(*const f32, usize),
+}
+
 /// # Safety
-/// The features of `S`; the rows `m..m + ROWS` are some of `y` and `out`, and no other task has them. The blocks
-/// `block..block + BLOCKS` are some of `x`. A row of `y` is `lanes` lanes: 16 tokens, or
-/// 8 pairs of them.
+/// The features of `S`; the rows `m..m + ROWS` are some of `out`, and no other task has them. The blocks
+/// `block..block + BLOCKS` are some of `x`, whose panels have `lanes` rows of 16 floats, tokens or pairs of them. `rows` has as many
+/// columns in each panel, and begins with row `m0`.
 #[inline(always)]
 unsafe fn outer_tile<S: TileLanes, const ROWS: usize, const BLOCKS: usize>(
     job: &OuterJob,
+    rows: Rows,
     lanes: usize,
-    m: usize,
+    [m0, m]: [usize; 2],
     block: usize,
 ) {
-    // SAFETY: each turn of the first loop reads `ROWS` rows of 16 tokens of `y` and `BLOCKS` blocks of 256 floats of
-    // `x`, of a panel below `panels`. `out` is read and written at columns below `cols` of the rows alone; a whole
-    // vector only where 16 columns are left and lie end to end.
+    for row in m..m + ROWS {
+        job.fetch(row, block * LANES, BLOCKS * LANES);
+    }
+    // SAFETY: the columns of `rows` and the rows of the blocks are there, as the caller says; a packed tile begins where those before
+    // it end. `out` is read and written at columns below `cols` of the rows alone; a whole vector only where 16 columns are left and
+    // lie end to end.
     unsafe {
         let mut acc = [[S::broadcast(0.0); BLOCKS]; ROWS];
-        for panel in 0..job.panels {
-            tile::<S, ROWS, BLOCKS>(
-                lanes,
-                job.y.wrapping_add(panel * job.y_stride + m * lanes),
-                lanes,
-                1,
-                job.x.add(panel * job.x_stride + block * LANES * lanes),
-                LANES * lanes,
-                &mut acc,
-            );
+        let depth = job.panels * lanes;
+        let (x, apart) = (job.x.add(block * depth * LANES), depth * LANES);
+        match rows {
+            Rows::Packed(first) => {
+                tile::<S, ROWS, BLOCKS>(depth, first.add((m - m0) * depth), 1, ROWS, x, apart, &mut acc);
+            }
+            Rows::InPanels(first, stride) => {
+                for panel in 0..job.panels {
+                    let (rows, x) = (first.add(panel * stride + (m - m0) * lanes), x.add(panel * lanes * LANES));
+                    tile::<S, ROWS, BLOCKS>(lanes, rows, lanes, 1, x, apart, &mut acc);
+                }
+            }
         }
         for (index, sums) in acc.iter().enumerate() {
             for (offset, sum) in sums.iter().enumerate() {
@@ -102,44 +138,110 @@ unsafe fn outer_tile<S: TileLanes, const ROWS: usize, const BLOCKS: usize>(
     }
 }
 
+/// Multiplies the rows `m0..m1`.
+///
 /// # Safety
-/// The features of `S`; the rows `m0..m1` are some of `y` and `out`, and no other task has them. A row of `y` is `lanes` lanes: 16 tokens, or
-/// 8 pairs of them.
+/// The features of `S`; these rows are some of `out`, no other task has them, and `rows` holds them, as [`outer_tile`] says.
 #[inline(always)]
-unsafe fn outer_rows<S: TileLanes>(job: &OuterJob, lanes: usize, m0: usize, m1: usize) {
+unsafe fn multiply<S: TileLanes>(job: &OuterJob, rows: Rows, lanes: usize, [m0, m1]: [usize; 2]) {
     let blocks = job.cols.div_ceil(LANES);
     let mut block = 0;
     while block < blocks {
         let step = S::TILE_PANELS.min(blocks - block);
         let mut m = m0;
         while m < m1 {
-            let rows = tile_rows(m1 - m, S::TILE_ROWS);
-            // SAFETY: `m + rows <= m1` and `block + step <= blocks`.
-            unsafe { with_tile!(rows, step, outer_tile::<S>(job, lanes, m, block)) };
-            m += rows;
+            let count = tile_rows(m1 - m, S::TILE_ROWS);
+            // SAFETY: `m + count <= m1` and `block + step <= blocks`.
+            unsafe { with_tile!(count, step, outer_tile::<S>(job, rows, lanes, [m0, m], block)) };
+            m += count;
         }
         block += step;
     }
 }
 
 /// # Safety
-/// As [`outer_rows`].
+/// The features of `S`; the rows `m0..m1` are some of `y` and `out`, and no other task has them. `packed` has room for these rows'
+/// numbers, and for 15 more.
 #[inline(always)]
-unsafe fn outer_of_numbers<S: Simd>(job: &OuterJob, m0: usize, m1: usize) {
-    // SAFETY: as the caller says.
-    unsafe { outer_rows::<S>(job, LANES, m0, m1) }
+unsafe fn outer_of_numbers<S: Simd>(job: &OuterJob, [m0, m1]: [usize; 2], packed: *mut f32) {
+    if !job.packs() {
+        let rows = Rows::InPanels(job.y.wrapping_add(m0 * LANES), job.y_stride);
+        // SAFETY: as the caller says; `y` lies in panels.
+        return unsafe { multiply::<S>(job, rows, LANES, [m0, m1]) };
+    }
+    let depth = job.panels * LANES;
+    let mut m = m0;
+    while m < m1 {
+        let rows = tile_rows(m1 - m, S::TILE_ROWS);
+        for panel in 0..job.panels {
+            // SAFETY: the panel of `y` has these rows of 16 tokens. The tile takes `rows * depth` floats after those before it. The 15
+            // floats more that a block may overwrite are of later blocks, or those more that there is room for.
+            unsafe {
+                let from = job.y.add(panel * job.y_stride + m * LANES);
+                let to = packed.add((m - m0) * depth + panel * LANES * rows);
+                gather_rows::<S>(rows, from, LANES, to);
+            }
+        }
+        m += rows;
+    }
+    // SAFETY: as the caller says; all rows were just packed.
+    unsafe { multiply::<S>(job, Rows::Packed(packed), LANES, [m0, m1]) };
 }
 
 /// # Safety
-/// As [`outer_rows`].
+/// The features of `P`; the rows `m0..m1` are some of `y` and `out`, and no other task has them. `x` is in pairs, and `packed` has
+/// room for those of these rows, and for 15 more.
 #[inline(always)]
-unsafe fn outer_of_pairs<P: PairLanes>(job: &OuterJob, m0: usize, m1: usize) {
-    // SAFETY: as the caller says.
-    unsafe { outer_rows::<P>(job, LANES / 2, m0, m1) }
+unsafe fn outer_of_pairs<P: PairLanes>(job: &OuterJob, [m0, m1]: [usize; 2], packed: *mut f32) {
+    let (depth, count) = (job.panels * PAIRS, m1 - m0);
+    if !job.packs() {
+        for panel in 0..job.panels {
+            // SAFETY: the panel of `y` has these rows of 16 tokens, and there is room for their pairs.
+            unsafe {
+                let from = job.y.add(panel * job.y_stride + m0 * LANES);
+                pairs::round_row::<P>(from, count * LANES, packed.add(panel * count * PAIRS));
+            }
+        }
+        // SAFETY: as the caller says; all rows were just rounded.
+        return unsafe { multiply::<P>(job, Rows::InPanels(packed, count * PAIRS), PAIRS, [m0, m1]) };
+    }
+    let mut m = m0;
+    while m < m1 {
+        let rows = tile_rows(m1 - m, P::TILE_ROWS);
+        for panel in (0..job.panels).step_by(2) {
+            let count = 2.min(job.panels - panel);
+            // Each row's pairs of two panels, end to end.
+            let mut rounded = [0.0f32; FEWEST_ROWS * LANES];
+            for second in 0..count {
+                let mut pairs = [0.0f32; FEWEST_ROWS * PAIRS];
+                // SAFETY: the panel of `y` has these rows of 16 tokens, at most twelve, and `pairs` has room for them.
+                unsafe {
+                    let from = job.y.add((panel + second) * job.y_stride + m * LANES);
+                    pairs::round_row::<P>(from, rows * LANES, pairs.as_mut_ptr());
+                }
+                let to = rounded.as_chunks_mut::<LANES>().0.iter_mut();
+                for (to, from) in to.zip(pairs.as_chunks::<PAIRS>().0) {
+                    to[second * PAIRS..][..PAIRS].copy_from_slice(from);
+                }
+            }
+            // SAFETY: as in `outer_of_numbers`; of a last panel alone, `rows` pairs of each of its columns are written.
+            unsafe {
+                let to = packed.add((m - m0) * depth + panel * PAIRS * rows);
+                if count == 2 {
+                    gather_rows::<P::Wide>(rows, rounded.as_ptr(), LANES, to);
+                } else {
+                    (0..rows * PAIRS).for_each(|at| *to.add(at) = rounded[at % rows * LANES + at / rows]);
+                }
+            }
+        }
+        m += rows;
+    }
+    // SAFETY: as the caller says; all rows were just rounded.
+    unsafe { multiply::<P>(job, Rows::Packed(packed), PAIRS, [m0, m1]) };
 }
 
-dispatch! { fn outer_rows_at = outer_of_numbers(job: &OuterJob, m0: usize, m1: usize); }
-dispatch_pairs! { fn outer_rows_in_pairs = outer_of_pairs(job: &OuterJob, m0: usize, m1: usize); }
+dispatch! { fn outer_rows_at = outer_of_numbers(job: &OuterJob, rows: [usize; 2], packed: *mut f32); }
+dispatch_pairs! { fn outer_rows_in_pairs = outer_of_pairs(job: &OuterJob, rows: [usize; 2], packed: *mut f32); }
 
 /// `out` holds `[rows, cols]` with strides `[row, col]`.
 pub(in crate::gemm) fn outer(out: &mut [f32], [row, col]: [usize; 2], y: &Activation, x: &Transposed) {
@@ -152,45 +254,20 @@ pub(in crate::gemm) fn outer(out: &mut [f32], [row, col]: [usize; 2], y: &Activa
         y: y.ptr(),
         y_stride: y.stride(),
         x: x.act.ptr(),
-        x_stride: x.act.stride(),
         panels: y.panels(),
     };
-    let step = TASK_ROWS.min(rows.div_ceil(par::threads()).next_multiple_of(12));
-    let job = &job;
+    let most = (PACKED / (job.panels * LANES) / FEWEST_ROWS * FEWEST_ROWS).clamp(FEWEST_ROWS, TASK_ROWS);
+    let step = most.min(rows.div_ceil(par::threads()).next_multiple_of(FEWEST_ROWS));
+    let (job, depth) = (&job, job.panels * if x.in_pairs { PAIRS } else { LANES });
     par::run(rows.div_ceil(step), |task| {
-        let (m0, m1) = (task * step, rows.min((task + 1) * step));
-        // SAFETY: `gemm::outer` has asserted that the operands have the same panels, that all rows and columns lie
-        // within `out`, which is borrowed for writing, and that the rows of the tasks are apart.
-        unsafe { if x.in_pairs { task_in_pairs(job, m0, m1) } else { outer_rows_at(job, m0, m1) } };
-    });
-}
-
-/// The rows `m0..m1` of a job whose `x` is in pairs: some panels after the other.
-///
-/// # Safety
-/// As [`outer_rows`], without the features.
-unsafe fn task_in_pairs(job: &OuterJob, m0: usize, m1: usize) {
-    let (rows, lanes) = (m1 - m0, LANES / 2);
-    with_scratch(rows * lanes * job.panels.min(ROUNDED_PANELS), |scratch| {
-        for first in (0..job.panels).step_by(ROUNDED_PANELS) {
-            let panels = ROUNDED_PANELS.min(job.panels - first);
-            let to = scratch.as_mut_ptr();
-            for panel in 0..panels {
-                // SAFETY: panel `first + panel` of `y` has these rows of 16 tokens, and there is room for `panels` of them.
-                unsafe {
-                    let from = job.y.add((first + panel) * job.y_stride + m0 * LANES);
-                    pairs::round_row_at(from, rows * LANES, to.add(panel * rows * lanes));
-                }
-            }
-            let part = OuterJob {
-                y: to.cast_const().wrapping_sub(m0 * lanes),
-                y_stride: rows * lanes,
-                x: job.x.wrapping_add(first * job.x_stride),
-                panels,
-                ..*job
+        let part = [task * step, rows.min((task + 1) * step)];
+        with_scratch((part[1] - part[0]) * depth + LANES, |packed| {
+            let packed = packed.as_mut_ptr();
+            // SAFETY: `gemm::outer` has asserted that the operands have the same panels, that all rows and columns lie
+            // within `out`, which is borrowed for writing, and that the rows of the tasks are apart.
+            unsafe {
+                if x.in_pairs { outer_rows_in_pairs(job, part, packed) } else { outer_rows_at(job, part, packed) }
             };
-            // SAFETY: as the caller says: the rows of `y` are those that were just rounded.
-            unsafe { outer_rows_in_pairs(&part, m0, m1) };
-        }
+        });
     });
 }

@@ -70,6 +70,16 @@ macro_rules! with_rows {
     };
 }
 
+/// As [`gather_block`], of a tile's rows.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(super) unsafe fn gather_rows<S: Simd>(rows: usize, from: *const f32, row: usize, to: *mut f32) {
+    // SAFETY: as the caller says.
+    unsafe { with_rows!(rows, gather_block::<S>(from, row, to)) }
+}
+
 /// Columns of a transposed matrix that are fetched ahead: each lies in other cache lines, and mostly in another page.
 const AHEAD: usize = 8;
 
