@@ -2,6 +2,7 @@
 use super::NONE;
 use crate::activation::{Activation, LANES};
 use crate::par::{self, Shared};
+use crate::simd::{Simd, dispatch};
 
 /// Features that one task looks through.
 pub(super) const SPAN: usize = 4096;
@@ -33,30 +34,61 @@ pub(super) fn argmax(x: &Activation) -> Vec<u32> {
     (0..x.tokens()).map(of).collect()
 }
 
+/// The largest value of each lane in `panels` vectors, the first of equal ones, and the vector that has it: takes the place of what
+/// `tops` holds where it is [`above`] that.
+///
+/// # Safety
+/// The features of `S`; the vectors lie `apart` floats from one another, from `first` on.
+#[inline(always)]
+unsafe fn highest_kernel<S: Simd>(first: *const f32, apart: usize, panels: usize, tops: &mut Tops) {
+    let Tops { mut values, mut panels_of } = *tops;
+    for panel in 0..panels {
+        // SAFETY: the vector is there, as the caller says, at any alignment.
+        let lanes = unsafe { first.add(panel * apart).cast::<[f32; LANES]>().read_unaligned() };
+        // Without branches, so that a vector does it.
+        for lane in 0..LANES {
+            let higher = above(lanes[lane], values[lane]);
+            values[lane] = if higher { lanes[lane] } else { values[lane] };
+            panels_of[lane] = if higher { panel as u32 } else { panels_of[lane] };
+        }
+    }
+    *tops = Tops { values, panels_of };
+}
+
+dispatch! { fn highest = highest_kernel(first: *const f32, apart: usize, panels: usize, tops: &mut Tops); }
+
+/// The largest values, and the panels that have them.
+struct Tops {
+    values: [f32; LANES],
+    panels_of: [u32; LANES],
+}
+
 pub(super) fn argmax_of_tokens(x: &Activation) -> Vec<u32> {
     let mut best = vec![NONE; x.features()];
     let to = Shared(best.as_mut_ptr());
     par::run(x.features(), |feature| {
-        let (mut tops, mut places) = ([f32::NEG_INFINITY; LANES], [0u32; LANES]);
-        let mut take = |panel: usize, count: usize| {
-            let values = &x.panel(panel)[feature * LANES..][..LANES];
-            let lanes = tops.iter_mut().zip(&mut places).zip(values).zip((panel * LANES) as u32..);
-            // Without branches, so that a vector does it.
-            for (((top, place), &value), at) in lanes.take(count) {
-                let higher = above(value, *top);
-                *top = if higher { value } else { *top };
-                *place = if higher { at } else { *place };
-            }
-        };
+        let mut tops = Tops { values: [f32::NEG_INFINITY; LANES], panels_of: [0; LANES] };
         let whole = x.tokens() / LANES;
-        (0..whole).for_each(|panel| take(panel, LANES));
+        if whole > 0 {
+            let first = x.panel(0)[feature * LANES..].as_ptr();
+            // SAFETY: each of these panels has sixteen numbers of the feature.
+            unsafe { highest(first, x.stride(), whole, &mut tops) };
+        }
         if !x.tokens().is_multiple_of(LANES) {
-            take(whole, x.tokens() % LANES);
+            let lanes = &x.panel(whole)[feature * LANES..][..x.tokens() % LANES];
+            for ((top, panel), &value) in tops.values.iter_mut().zip(&mut tops.panels_of).zip(lanes) {
+                if above(value, *top) {
+                    (*top, *panel) = (value, whole as u32);
+                }
+            }
         }
         // Of equal lanes the one that holds the first token.
-        let (top, place) = tops.into_iter().zip(places).fold((f32::NEG_INFINITY, 0), |best, it| {
-            if above(it.0, best.0) || (it.0 == best.0 && it.1 < best.1) { it } else { best }
-        });
+        let lanes = tops.values.into_iter().zip(tops.panels_of).zip(0u32..);
+        let (top, place) = lanes
+            .map(|((top, panel), lane)| (top, panel * LANES as u32 + lane))
+            .fold((f32::NEG_INFINITY, 0), |best, it| {
+                if above(it.0, best.0) || (it.0 == best.0 && it.1 < best.1) { it } else { best }
+            });
         // SAFETY: `best` has a place for each feature, and lives until all are done; this task alone has this one.
         unsafe { *to.get().add(feature) = if top.is_finite() { place } else { NONE } };
     });
@@ -64,6 +96,7 @@ pub(super) fn argmax_of_tokens(x: &Activation) -> Vec<u32> {
 }
 
 /// Whether `value` takes the place of `top`: NaN is above all else.
+#[inline(always)]
 fn above(value: f32, top: f32) -> bool {
-    value > top || value.is_nan()
+    (value > top) | value.is_nan()
 }
