@@ -41,7 +41,8 @@ pub struct DecodeRequest {
 pub struct DecodeRun {
     /// Sequences that are generated together.
     pub batch: usize,
-    /// Generated tokens per second of all sequences. Prompts and the first token of each sequence do not count.
+    /// Generated tokens per second of all sequences, while all of them are answered: from the last one's first token to the end of the
+    /// first one.
     pub tokens_per_second: f64,
     /// Prompt tokens per second, all sequences together.
     pub prompt_tokens_per_second: f64,
@@ -66,16 +67,36 @@ pub struct DecodeOutcome {
     pub threads: usize,
 }
 
-/// Records the times of the first and the last generated token.
+/// Records when all sequences have their first token, and what they get until the first of them ends: prompts that a pass has no room for
+/// are read while others are answered.
 struct Clock {
+    /// The length of each answer.
+    lengths: Vec<usize>,
+    /// The length of a whole one.
+    most: usize,
+    /// When the last sequence had its first token.
     first: Option<Instant>,
+    /// Tokens since then, and when the last of them came.
+    tokens: usize,
     last: Instant,
+    /// The sequence of the last token: in a step their numbers rise.
+    text: usize,
+    ended: bool,
 }
 
 impl Watcher for Clock {
-    fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
-        self.last = Instant::now();
-        self.first.get_or_insert(self.last);
+    fn token(&mut self, text: usize, tokens: &[u32]) -> Result<Go> {
+        self.ended |= text <= self.text && self.lengths.contains(&self.most);
+        (self.text, self.lengths[text]) = (text, tokens.len());
+        if self.ended {
+            return Ok(Go::On);
+        }
+        if self.first.is_some() {
+            (self.tokens, self.last) = (self.tokens + 1, Instant::now());
+        } else if !self.lengths.contains(&0) {
+            self.last = Instant::now();
+            self.first = Some(self.last);
+        }
         Ok(Go::On)
     }
 }
@@ -153,19 +174,22 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
         let prompts: Vec<Vec<u32>> = (0..batch).map(prompt).collect();
         let settings =
             |tokens: usize| Settings { batch_size: Some(batch), ..Settings::greedy(tokens, usize::MAX, Vec::new()) };
-        generate(&model, &prompts, &settings(4), &mut Clock::new())?;
-        let (began, mut clock) = (Instant::now(), Clock::new());
+        generate(&model, &prompts, &settings(4), &mut Clock::new(batch, 4))?;
+        let (began, mut clock) = (Instant::now(), Clock::new(batch, request.tokens + 1));
         generate(&model, &prompts, &settings(request.tokens + 1), &mut clock)?;
-        let first = clock.first.unwrap_or(began);
+        let first = clock.first.filter(|_| clock.tokens > 0).ok_or_else(|| {
+            let error = format!("--steps {}: the first sequences end before all prompts are read", request.tokens);
+            Error::config(error).hint("take more steps, a shorter --seq, or a smaller --batch")
+        })?;
         let (reading, writing) = ((first - began).as_secs_f64(), (clock.last - first).as_secs_f64());
-        measured.push((batch, reading, writing));
+        measured.push((batch, reading, clock.tokens as f64, writing));
     }
     let read_bandwidth = bandwidth(model.device()).max(bandwidth_before);
-    let of = |(batch, reading, writing): (usize, f64, f64)| DecodeRun {
+    let of = |(batch, reading, tokens, writing): (usize, f64, f64, f64)| DecodeRun {
         batch,
-        tokens_per_second: (batch * request.tokens) as f64 / writing,
+        tokens_per_second: tokens / writing,
         prompt_tokens_per_second: (batch * request.prompt) as f64 / reading,
-        bandwidth_share: weight_bytes * request.tokens as f64 / writing / read_bandwidth,
+        bandwidth_share: weight_bytes * tokens / batch as f64 / writing / read_bandwidth,
     };
     Ok(DecodeOutcome {
         runs: measured.into_iter().map(of).collect(),
@@ -178,7 +202,8 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
 }
 
 impl Clock {
-    fn new() -> Self {
-        Self { first: None, last: Instant::now() }
+    fn new(sequences: usize, most: usize) -> Self {
+        let (lengths, last) = (vec![0; sequences], Instant::now());
+        Self { lengths, most, first: None, tokens: 0, last, text: 0, ended: false }
     }
 }

@@ -84,11 +84,12 @@ pub(super) fn argmax_of_tokens(x: &Activation) -> Vec<u32> {
         }
         // Of equal lanes the one that holds the first token.
         let lanes = tops.values.into_iter().zip(tops.panels_of).zip(0u32..);
-        let (top, place) = lanes
-            .map(|((top, panel), lane)| (top, panel * LANES as u32 + lane))
-            .fold((f32::NEG_INFINITY, 0), |best, it| {
+        let (top, place) = lanes.map(|((top, panel), lane)| (top, panel * LANES as u32 + lane)).fold(
+            (f32::NEG_INFINITY, 0),
+            |best, it| {
                 if above(it.0, best.0) || (it.0 == best.0 && it.1 < best.1) { it } else { best }
-            });
+            },
+        );
         // SAFETY: `best` has a place for each feature, and lives until all are done; this task alone has this one.
         unsafe { *to.get().add(feature) = if top.is_finite() { place } else { NONE } };
     });
