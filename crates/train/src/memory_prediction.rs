@@ -114,6 +114,7 @@ pub fn job_showing<'a>(
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
         offloaded,
+        in_files: offload::stays_in_files(arch, config),
         pictures: shown.map(|shown| shown.pictures),
         evaluation: None,
         engine: Arc::new(MetaEngine::new(
