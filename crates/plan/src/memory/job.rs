@@ -6,7 +6,7 @@ use super::pool::{BufferCounts, GpuHeld, GpuWalk, Walk};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
-use tunesmith_config::arch::{Arch, EMBEDDING, TensorSpec};
+use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::stored_format::Layout;
 
 /// How a matrix's numbers are stored.
@@ -184,8 +184,8 @@ pub struct Job<'a> {
     pub bucket: u64,
     /// Names of the base's tensors that a GPU leaves in the host's memory.
     pub offloaded: Vec<String>,
-    /// Whether the CPU leaves the table of token embeddings, if it is one of these, in the model's files.
-    pub in_files: bool,
+    /// Names of those that the CPU leaves in the model's files: the table of token embeddings, or none.
+    pub in_files: Vec<String>,
     /// The images of rows; `None` where rows show none.
     pub pictures: Option<Pictures>,
     /// The largest pass of a validation, forward alone; `None` without validation.
@@ -217,7 +217,7 @@ impl Pass {
 impl Job<'_> {
     /// Whether the CPU leaves a tensor in the model's files, and reads the rows that a pass looks up.
     pub(super) fn stays_in_files(&self, tensor: &str) -> bool {
-        tensor == EMBEDDING && self.in_files && self.offloaded.iter().any(|name| name == tensor)
+        self.in_files.iter().any(|name| name == tensor)
     }
 
     /// What a block saves for its backward pass; blocks count from 0.
