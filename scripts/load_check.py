@@ -40,6 +40,8 @@ MODELS = dict(
     captions_dinov2_registers_trained=("prefix_gpt2", "llava", False, dict(encoder="dinov2_registers") | TRAINED),
     across_vit_trained=("across_vit", "llava", False, TRAINED),
     across_dinov2_trained=("across_dinov2", "llava", False, TRAINED),
+    gemma3_trained=("gemma3", "gemma3", True, TRAINED),
+    qwen3_vl_trained=("qwen3_vl", "qwen3_vl", True, TRAINED),
     chat=("prefix", "llava", True, SIGLIP | dict(image_token="<image>")),
     chat_world=("prefix", "llava", True, SIGLIP | WORLD | dict(image_token="<image>")),
     captions_naflex=("prefix", "llava", False, NAFLEX),
@@ -154,7 +156,6 @@ class Runs:
         """The same of a `vision-encoder-decoder` checkpoint, whose folder Transformers loads, without a tensor too few or too many."""
         import torch
         import torch.nn.functional as F
-        from load_vision import whole_modules
         from PIL import Image
         from transformers import AutoImageProcessor, AutoTokenizer, VisionEncoderDecoderModel
 
@@ -163,8 +164,7 @@ class Runs:
         if adapter is not None:
             from peft import PeftModel
 
-            with tempfile.TemporaryDirectory() as place:
-                model = PeftModel.from_pretrained(model, whole_modules(model, adapter, place))
+            model = PeftModel.from_pretrained(model, adapter)
         model.eval()
         tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
         start, end = model.config.decoder_start_token_id, tokenizer.eos_token_id

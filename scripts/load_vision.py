@@ -50,8 +50,7 @@ def load(folder, adapter=None, dtype=torch.float32):
     if adapter is not None:
         from peft import PeftModel
 
-        with tempfile.TemporaryDirectory() as place:
-            model = PeftModel.from_pretrained(model, whole_modules(model, adapter, place))
+        model = PeftModel.from_pretrained(model, adapter)
     shown = SimpleNamespace(at=torch.zeros(0, dtype=torch.bool), rows=None)
 
     def put_rows(_embedding, _inputs, output):
@@ -62,20 +61,6 @@ def load(folder, adapter=None, dtype=torch.float32):
     tokenizer = AutoTokenizer.from_pretrained(adapter or folder)
     processor = AutoImageProcessor.from_pretrained(folder) if pair else AutoProcessor.from_pretrained(folder)
     return SimpleNamespace(model=model.eval(), base=base, pair=pair, world=world, tokenizer=tokenizer, processor=processor, shown=shown)
-
-
-def whole_modules(model, adapter, place):
-    """Writes an adapter's files to the folder `place` with every tensor of the modules that it has saved, as PEFT wants them. tunesmith saves
-    an image encoder without what images do not come through, such as DINOv2's token for masked patches: that is taken from `model`."""
-    adapter, place = Path(adapter), Path(place)
-    saved_modules = json.loads((adapter / "adapter_config.json").read_text())["modules_to_save"] or []
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    for name, value in model.state_dict().items():
-        if any(f".{module}." in f".{name}" for module in saved_modules):
-            tensors.setdefault(f"base_model.model.{name}", value)
-    (place / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())
-    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, place / "adapter_model.safetensors", metadata={"format": "pt"})
-    return place
 
 
 def parts_of(file):

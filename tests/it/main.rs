@@ -42,6 +42,7 @@ mod mmproj;
 mod models;
 mod mxfp4;
 mod objective;
+mod offload;
 mod optim;
 mod oracle;
 mod outputs;

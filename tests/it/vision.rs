@@ -4,6 +4,7 @@ pub mod across;
 mod golden;
 pub mod memory;
 mod variants;
+mod whole_modules;
 
 use crate::parity::{Tensors, close, put, recipe, tensors};
 use golden::{Run, golden, integers, untrained, world};

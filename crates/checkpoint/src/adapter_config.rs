@@ -14,6 +14,7 @@ use self::source::{AS_PEFT, Source, read_small};
 pub use self::wrapped::Wrapped;
 use super::layout::ADAPTER_CONFIG;
 use super::tensors::Tensors;
+use super::untouched::Untouched;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, ModuleNames, TokenRows};
@@ -45,6 +46,8 @@ pub struct AdapterConfig {
     pub wrapped: Option<Wrapped>,
     /// Tensors of an encoder and a connector that an earlier stage has trained and this one keeps. They are saved with the adapter.
     pub kept: Arc<Tensors>,
+    /// Tensors of modules that are saved whole which nothing computes with. They are copied to where the adapter is written.
+    pub untouched: Arc<Untouched>,
     /// The file that it was read from, for errors; `None` of an adapter that a run makes.
     pub origin: Option<Arc<Path>>,
 }
@@ -72,6 +75,7 @@ impl AdapterConfig {
             own_names: None,
             wrapped: None,
             kept: Arc::default(),
+            untouched: Arc::default(),
             origin: None,
         }
     }
@@ -254,6 +258,7 @@ impl AdapterConfig {
             own_names: None,
             wrapped: None,
             kept: Arc::default(),
+            untouched: Arc::default(),
             origin: Some(origin.into()),
         })
     }

@@ -39,6 +39,7 @@ mod stamp_settings;
 pub mod state;
 pub mod store;
 mod tensors;
+pub mod untouched;
 mod world;
 
 pub use adapter_config::AdapterConfig;

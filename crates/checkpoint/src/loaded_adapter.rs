@@ -5,6 +5,7 @@ use super::adapter_config::AdapterConfig;
 use super::peft::{self, Tensors};
 use super::stamp::describe_adapter;
 use super::stamp_check::AdapterStamp;
+use super::untouched::Untouched;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_config::arch::{Arch, SCORE, ScoreHead};
@@ -57,7 +58,8 @@ impl LoadedAdapter {
         }
         let placements = config.place(arch)?;
         peft::check_tensors(dir, &tensors, &config.tensors(arch)?)?;
-        let config = config.on(arch)?;
+        let untouched = Untouched::of_adapter(dir, arch)?.into();
+        let config = AdapterConfig { untouched, ..config.on(arch)? };
         Ok(Self { dir: dir.to_owned(), config, placements, tensors })
     }
 

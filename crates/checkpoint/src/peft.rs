@@ -2,6 +2,7 @@
 //! name is [`PREFIX`] and its name in the base model. Of multimodal models, any version's module names are accepted; in
 //! memory tensors have the names of the language model alone.
 use std::collections::BTreeSet;
+use std::io::{self, Write};
 use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
@@ -13,11 +14,11 @@ pub use super::tensors::Tensors;
 use super::tensors::same_tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files::atomic;
+use tunesmith_base::files::atomic::{self, AtomicFile};
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_beside, plain_name};
 use tunesmith_config::vision::{VisionArch, VisionTraining};
 use tunesmith_model::targets::token_rows;
-use tunesmith_model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
+use tunesmith_model::weights::{Numbers, WeightFiles, write_numbers_by};
 
 /// What PEFT puts before a tensor's name in the base model.
 pub const PREFIX: &str = "base_model.model.";
@@ -32,8 +33,7 @@ pub fn stage(
     tensors: &[(String, Vec<usize>, &[f32])],
 ) -> Result<()> {
     staging.write_json(CONFIG_FILE, &config.to_json())?;
-    let named = with_prefix(config, tensors);
-    staging.write(WEIGHTS_FILE, |writer| write_safetensors_to(writer, &named, &[("format", "pt")]))
+    staging.write(WEIGHTS_FILE, |writer| write_weights(writer, config, tensors))
 }
 
 /// Writes both files of an adapter into the existing folder `dir`, which has none yet.
@@ -44,7 +44,30 @@ pub fn save_adapter(dir: &Path, config: &AdapterConfig, tensors: &[(String, Vec<
     let path = dir.join(CONFIG_FILE);
     atomic::write(&path, format!("{:#}\n", config.to_json()).as_bytes())
         .map_err(|error| Error::io("write", &path, &error))?;
-    write_safetensors(&dir.join(WEIGHTS_FILE), &with_prefix(config, tensors), &[("format", "pt")])
+    let path = dir.join(WEIGHTS_FILE);
+    let write = || {
+        if path.symlink_metadata().is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let mut staged = AtomicFile::create(&path)?;
+        write_weights(&mut staged, config, tensors)?;
+        staged.commit()
+    };
+    write().map_err(|error| Error::io("write", &path, &error))
+}
+
+/// Streams all tensors of an adapter. What is only copied ([`AdapterConfig::untouched`]) is read while it is written.
+fn write_weights(
+    writer: &mut dyn Write,
+    config: &AdapterConfig,
+    tensors: &[(String, Vec<usize>, &[f32])],
+) -> io::Result<()> {
+    let named = with_prefix(config, tensors);
+    let copied = config.untouched.beside(&named.iter().map(|(name, ..)| name.as_str()).collect());
+    let own = named.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32((*values).into())));
+    let all: Vec<_> = own.chain(copied).collect();
+    let copy = |name: &str, numbers: Numbers<'_>, writer: &mut dyn Write| config.untouched.write(name, numbers, writer);
+    write_numbers_by(writer, &all, &copy, &[("format", "pt")])
 }
 
 fn with_prefix<'a>(
@@ -92,14 +115,16 @@ fn is_idle(name: &str, values: &[f32]) -> bool {
 /// # Errors
 /// [`Kind::Checkpoint`].
 pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
-    read_adapter(AdapterConfig::from_dir(dir)?, dir, &|_| false)
+    read_adapter(AdapterConfig::from_dir(dir)?, dir, &|_| false, &|_| false)
 }
 
-/// As [`load_adapter`], including tensors outside the language model that `seen` accepts.
+/// As [`load_adapter`], including tensors outside the language model that `seen` accepts. Those that `copied` accepts are left out: they are
+/// the base's.
 fn read_adapter(
     mut config: AdapterConfig,
     dir: &Path,
     seen: &dyn Fn(&str) -> bool,
+    copied: &dyn Fn(&str) -> bool,
 ) -> Result<(AdapterConfig, Tensors)> {
     Manifest::check_if_any(dir, &[CONFIG_FILE, WEIGHTS_FILE])?;
     let weights = open_weights(dir)?;
@@ -118,7 +143,7 @@ fn read_adapter(
             || plain.ends_with(".original_module.weight")
             || plain.ends_with(".modules_to_save.weight")
             || (plain.starts_with("lm_head.token_adapter.") && config.token_rows.head.is_empty());
-        if copy {
+        if copy || is_beside(plain) && !seen(plain) && copied(plain) {
             continue;
         }
         let tensor = weights.read(name).map_err(|error| match error.kind() {
@@ -157,7 +182,10 @@ pub fn open_adapter(dir: &Path, arch: &Arch) -> Result<(AdapterConfig, Tensors)>
         Some(_) => config.tensors(arch)?,
         None => Vec::new(),
     };
-    let (config, mut tensors) = read_adapter(config, dir, &|name| expected.iter().any(|(own, _)| own == name))?;
+    let seen = |name: &str| expected.iter().any(|(own, _)| own == name);
+    let untouched = arch.vision.as_ref().map(|vision| vision.untouched());
+    let copied = |name: &str| untouched.as_ref().is_some_and(|untouched| untouched(name));
+    let (config, mut tensors) = read_adapter(config, dir, &seen, &copied)?;
     if !arch.ties_head() {
         return Ok((config, tensors));
     }
@@ -190,6 +218,11 @@ pub fn changes_encoder(dir: &Path) -> Result<bool> {
     for name in weights.names() {
         let plain = name.strip_prefix(PREFIX).unwrap_or(name);
         if is_beside(plain) {
+            // What is trained as a whole, and all that its module has beside it.
+            let adapts = [".lora_", ".oft_R.", ".ia3_l"].iter().any(|part| plain.contains(part));
+            if !adapts {
+                return Ok(true);
+            }
             let (_, values) = weights.read(name).map_err(|error| error.with_kind(Kind::Checkpoint))?;
             if !is_idle(plain, &values) {
                 return Ok(true);

@@ -143,11 +143,11 @@ impl Snapshot<'_> {
     pub fn bytes(&self) -> u64 {
         let headers = 5 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
-            Weights::Adapter(config) if config.shares_head => {
-                let embedding = self.specs.iter().find(|spec| spec.name == EMBEDDING);
-                embedding.map_or(0, |spec| 4 * spec.range().len() as u64)
+            Weights::Adapter(config) => {
+                let embedding = self.specs.iter().find(|spec| config.shares_head && spec.name == EMBEDDING);
+                embedding.map_or(0, |spec| 4 * spec.range().len() as u64) + config.untouched.bytes()
             }
-            Weights::Adapter(_) | Weights::Part => 0,
+            Weights::Part => 0,
             Weights::Model(source) => folder::companion_bytes(source.dir) + source.wrapping.map_or(0, Wrapping::bytes),
         };
         let trained = self.trained.map_or(0, Floats::len);

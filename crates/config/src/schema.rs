@@ -306,7 +306,7 @@ section! {
         offload_param: bool = false;
         /// On a GPU: tables of token embeddings that are not trained are in the host's memory, which looks up the rows of a batch
         /// (`docs/gpu.md`). The head's matrix stays on the GPU, and with it an embedding that it shares. Results are the same to
-        /// the bit. On the CPU it is there anyway.
+        /// the bit. On the CPU: the table stays in the model's files, and each pass reads the rows of its tokens (`docs/memory.md`).
         offload_embedding: bool = false;
         /// The most tokens of one forward and backward pass (`null`: no limit). A longer micro-batch is split by rows, with the
         /// same result and less memory. A single longer row stays whole. The load-balancing loss of experts is computed for each

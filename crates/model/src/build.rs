@@ -29,7 +29,7 @@ use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, BranchSpec, HiddenAct, LinearSpec, POSITIONS, PartSpec, ScoreHead};
+use tunesmith_config::arch::{Arch, BranchSpec, EMBEDDING, HiddenAct, LinearSpec, POSITIONS, PartSpec, ScoreHead};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::{Number, Pool};
@@ -257,7 +257,11 @@ impl Builder<'_> {
         }
         let (arch, config) = (self.arch, self.tensors.source.config);
         self.tensors.params.begin_segment();
-        let mut embedding = self.tensors.weight("model.embed_tokens.weight")?;
+        let stored_rows = self.tensors.stored_rows(EMBEDDING)?;
+        let mut embedding = match &stored_rows {
+            Some(_) => Weight::frozen(Vec::<f32>::new(), device),
+            None => self.tensors.weight(EMBEDDING)?,
+        };
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
         let mut positions = self.learned_positions()?;
@@ -267,6 +271,7 @@ impl Builder<'_> {
         let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
         self.interleaves = interleaves;
         let tables = std::iter::once(&mut embedding)
+            .filter(|_| stored_rows.is_none())
             .chain(positions.iter_mut().map(|it| &mut it.table))
             .chain(per_layer.iter_mut().flat_map(PerLayer::weights_mut));
         self.shards.push(tables.collect(), &mut self.tensors.params);
@@ -300,7 +305,7 @@ impl Builder<'_> {
             pool: logits_pool(device, config),
         };
         let keeps_all = self.shards.gathers() && !self.shards.is_sharded() && self.shards.all_bytes() == 0;
-        let segments = Segments { embedding, embedding_norm, positions, per_layer, vision, blocks, head };
+        let segments = Segments { embedding, stored_rows, embedding_norm, positions, per_layer, vision, blocks, head };
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         if keeps_all {

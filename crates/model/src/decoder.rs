@@ -15,6 +15,7 @@ use super::shards::Shards;
 use super::tiles::{TILE, Tiles};
 use super::vision::Vision;
 use super::weight::Weight;
+use super::weights::StoredRows;
 use std::sync::Arc;
 use std::time::Duration;
 use tunesmith_base::error::{Error, Result};
@@ -56,6 +57,8 @@ pub struct Model {
     /// What a user should know of how it was loaded.
     pub notes: Vec<String>,
     embedding: Weight,
+    /// The embedding's rows, where they stay in the model's files.
+    stored_rows: Option<StoredRows>,
     /// On its output, without weights.
     embedding_norm: Option<Norm>,
     /// What is added to the stream before the first block.
@@ -94,6 +97,7 @@ pub struct Phases {
 /// The parts of a model, in the order of a pass.
 pub(super) struct Segments {
     pub(super) embedding: Weight,
+    pub(super) stored_rows: Option<StoredRows>,
     pub(super) embedding_norm: Option<Norm>,
     pub(super) positions: Option<LearnedPositions>,
     pub(super) per_layer: Option<PerLayer>,
@@ -120,7 +124,7 @@ impl Model {
         device: Device,
         mut shards: Shards,
     ) -> Self {
-        let Segments { embedding, embedding_norm, positions, per_layer, vision, blocks, head } = segments;
+        let Segments { embedding, stored_rows, embedding_norm, positions, per_layer, vision, blocks, head } = segments;
         let sees = vision.as_ref().is_some_and(Vision::trains);
         let trains_per_layer = per_layer.as_ref().is_some_and(|it| it.trains() || embedding.trains());
         let trains_positions = positions.as_ref().is_some_and(|it| it.table.trains());
@@ -145,6 +149,7 @@ impl Model {
             shards,
             at_head: counts::Buffers::default(),
             embedding,
+            stored_rows,
             embedding_norm,
             positions,
             per_layer,
@@ -253,19 +258,23 @@ impl Model {
         }
     }
 
-    fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Activation {
-        let x = self.look_up(pass, tokens);
-        match &self.embedding_norm {
+    fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Result<Activation> {
+        let x = self.look_up(pass, tokens)?;
+        Ok(match &self.embedding_norm {
             Some(norm) => norm.forward(pass, &x, 1).0,
             None => x,
-        }
+        })
     }
 
     /// The rows of the embedding's table, before its norm.
-    fn look_up(&self, pass: &Pass<'_>, tokens: &[u32]) -> Activation {
-        self.embedding.refresh(pass.values);
+    fn look_up(&self, pass: &Pass<'_>, tokens: &[u32]) -> Result<Activation> {
         let scale = self.arch.embedding_scale as f32;
-        embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
+        if let Some(rows) = &self.stored_rows {
+            return rows.look_up(pass.pool, tokens, scale);
+        }
+        self.embedding.refresh(pass.values);
+        let table = self.embedding.view(pass.values);
+        Ok(embedding::forward(pass.pool, table.store(), self.arch.hidden_size, tokens, scale))
     }
 
     /// Which rows of learned positions the tokens of a batch have.

@@ -1,8 +1,8 @@
-//! Which weights a GPU leaves in the host's memory.
+//! Which weights a GPU leaves in the host's memory, and the CPU in the model's files.
 use std::collections::BTreeSet;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::Config;
 use tunesmith_config::arch::{Arch, EMBEDDING, PER_LAYER_EMBEDDING};
+use tunesmith_config::{Config, Init};
 
 /// The tables of token embeddings that stay on the host with `train.offload_embedding`. Those in `trained` do not, nor does one that
 /// the head shares, or of which rows are trained.
@@ -19,8 +19,14 @@ pub fn tables(arch: &Arch, config: &Config, trained: &BTreeSet<String>) -> Resul
     let tables: Vec<String> = tables.filter(stays).map(str::to_owned).collect();
     if tables.is_empty() {
         let why = if arch.ties_head() { "the model's head shares its embedding" } else { "its embedding is trained" };
-        return Err(Error::config(format!("train.offload_embedding: true, and {why}: it has to be on the GPU"))
-            .hint("remove train.offload_embedding"));
+        return Err(
+            Error::config(format!("train.offload_embedding: true, but {why}")).hint("remove train.offload_embedding")
+        );
     }
     Ok(tables)
+}
+
+/// Whether the table of token embeddings, if it is among [`tables`], stays in the model's files on the CPU: these have it as it is to be.
+pub fn stays_in_files(arch: &Arch, config: &Config) -> bool {
+    config.model.init == Init::Pretrained && config.tuning.adapters.is_empty() && arch.new_tokens.is_empty()
 }

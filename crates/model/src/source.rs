@@ -2,13 +2,14 @@
 use super::init;
 use super::names::{is_vocabulary, token_rows};
 use super::norm::Norm;
+use super::offload;
 use super::params::Params;
 use super::quantize::{How, Quantizer};
 use super::stack::{Stack, round_to_bf16};
 use super::values::placed;
 use super::vision_files::VisionFiles;
 use super::weight::Weight;
-use super::weights::WeightFiles;
+use super::weights::{StoredRows, WeightFiles};
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -200,6 +201,22 @@ impl Tensors<'_> {
         } else {
             self.frozen(name, &shape)
         }
+    }
+
+    /// A table that stays in the model's files, whose rows are read when they are looked up: `train.offload_embedding` on the CPU.
+    ///
+    /// # Errors
+    /// The files'.
+    pub(super) fn stored_rows(&self, name: &str) -> Result<Option<StoredRows>> {
+        let Source { arch, config, .. } = self.source;
+        let stays = self.device == Device::Cpu && self.offloaded.iter().any(|it| it == name);
+        let Some(shape) = self.sizes.get(name).filter(|_| stays && offload::stays_in_files(arch, config)) else {
+            return Ok(None);
+        };
+        let plain = self.quantizer.how(name).is_none() && !self.trained.contains(name);
+        let files = self.source.stored(name, shape.iter().product()).filter(|_| plain);
+        let of = |files| StoredRows::of(files, arch.starts_as(name), shape[1], self.source.rounds(name, shape));
+        Ok(files.map(of).transpose()?.flatten())
     }
 
     /// Whether tensors get no values, as what the model takes is counted.

@@ -11,7 +11,7 @@ use crate::vision;
 use serde::Serialize;
 use tunesmith_base::error::Result;
 use tunesmith_base::{files, memory};
-use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::arch::{Arch, EMBEDDING, TensorSpec};
 use tunesmith_config::{Checkpointing, Config, Dtype, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy};
 use tunesmith_data::{Dataset, Split};
 use tunesmith_device as device;
@@ -69,6 +69,7 @@ pub fn job_showing<'a>(
     let double = |how: How| bitsandbytes.as_ref().map_or(how.double, |stored| stored.double_quant);
     let whole = whole(config, arch, &placements)?;
     let offloaded = offload::tables(arch, config, &whole)?;
+    let stays = |name: &&String| *name == EMBEDDING && offload::stays_in_files(arch, config);
     let (full, none) = blocks(config.train.gradient_checkpointing);
     Ok(Job {
         arch,
@@ -113,6 +114,7 @@ pub fn job_showing<'a>(
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
+        in_files: offloaded.iter().filter(stays).cloned().collect(),
         offloaded,
         pictures: shown.map(|shown| shown.pictures),
         evaluation: None,

@@ -12,6 +12,7 @@ use super::{classification_head, coefficient_limits, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::peft::{self, Tensors};
+use tunesmith_checkpoint::untouched::Untouched;
 use tunesmith_checkpoint::{Checkpoint, Hashed, Manifest};
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::vision::VisionArch;
@@ -74,6 +75,8 @@ pub struct ModelSource {
     adapter: Option<Tensors>,
     /// Tensors of an encoder and a connector that an earlier stage has trained, and that stay as they are.
     pub kept: Arc<Tensors>,
+    /// What an adapter's file has of the base beside what is trained, for PEFT.
+    pub untouched: Arc<Untouched>,
     /// Reads the pictures of rows; `None` without an image encoder.
     pub pictures: Option<Arc<dyn Pictures>>,
     /// The reader behind `pictures`, in its own type.
@@ -207,7 +210,7 @@ impl Described {
         let how = quantize::resolve(&arch, &config, weights.as_ref())?;
         quantize::matrices(&arch, &config.model.quantization_skip_modules)?;
         config.model.quantization = how.map_or(Quantization::None, How::setting);
-        let source = ModelSource {
+        let mut source = ModelSource {
             dir,
             snapshot,
             device,
@@ -223,11 +226,15 @@ impl Described {
             optimizer,
             adapter,
             kept,
+            untouched: Arc::default(),
             pictures: sight.as_ref().map(Sight::pictures),
             run_pictures: sight.map(|sight| sight.run_pictures),
             shown: None,
             config: config.clone(),
         };
+        if config.tuning.mode.adapts() {
+            source.untouched = Untouched::of_base(&source.saved_arch(), source.weights.as_deref())?.into();
+        }
         Ok((source, config))
     }
 }
@@ -235,10 +242,12 @@ impl Described {
 impl ModelSource {
     /// The model of which all is trained that the run's adapter holds: what an earlier stage has trained too.
     pub fn saved_arch(&self) -> Arch {
-        let Some(vision) = self.arch.vision.as_ref().filter(|_| !self.kept.is_empty()) else {
-            return self.arch.clone();
+        let more = !self.kept.is_empty() || !self.untouched.is_empty();
+        let Some(vision) = self.arch.vision.as_ref().filter(|_| more) else { return self.arch.clone() };
+        let has = |name: &str| {
+            let trains = self.trained.iter().any(|(trained, _)| trained == name);
+            trains || self.kept.contains_key(name) || self.untouched.has(name)
         };
-        let has = |name: &str| self.kept.contains_key(name) || self.trained.iter().any(|(trained, _)| trained == name);
         let training = vision.trained_by(&has);
         Arch { vision: Some(Arc::new(VisionArch { training, ..(**vision).clone() })), ..self.arch.clone() }
     }

@@ -282,7 +282,8 @@ fn final_bytes(session: &Session<'_>) -> u64 {
     // The file of an adapter contains a tied embedding under both names.
     let shared = session.model.params.find(EMBEDDING).filter(|_| adapts && source.arch.ties_head());
     let values = values + shared.map_or(0, |spec| spec.range().len() as u64);
-    4 * values + beside + folder::companion_bytes(&source.dir) + (1 << 20)
+    let copied = if adapts { source.untouched.bytes() } else { 0 };
+    4 * values + copied + beside + folder::companion_bytes(&source.dir) + (1 << 20)
 }
 
 /// Stages the whole model: the trained tensors, and with `mode: freeze` the others as they were held in training.

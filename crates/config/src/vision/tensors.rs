@@ -3,6 +3,7 @@ use super::connector::Norm;
 use super::encoder::{CLIP_BOUNDS, Interpolation};
 use super::{Connector, Encoder, Features, LatentEncoder, Step, VisionArch, VisionTraining, WORLD_ENCODER};
 use crate::tensor_specs::{LinearSpec, TensorSpec};
+use std::collections::BTreeSet;
 
 fn tensor(name: String, shape: &[usize]) -> TensorSpec {
     TensorSpec { name, shape: shape.to_vec() }
@@ -289,6 +290,67 @@ impl VisionArch {
         modules
     }
 
+    /// Tells whether a tensor is in one of [`VisionArch::saved_modules`].
+    fn saved(&self) -> impl Fn(&str) -> bool + use<> {
+        let modules = self.saved_modules();
+        move |name| {
+            let name = name.trim_start_matches("model.");
+            let holds = |module: &String| name.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with('.'));
+            modules.iter().any(holds)
+        }
+    }
+
+    /// Tells whether a tensor is in a module that is trained in full, though no gradient can come to it. An adapter's file has such
+    /// tensors as the base has them, because PEFT wants every tensor of a module.
+    pub fn untouched(&self) -> impl Fn(&str) -> bool + use<> {
+        let connectors = self.connectors().flat_map(Connector::trainable_tensors).chain(self.newline());
+        let trainable = self.encoder.trainable_tensors().into_iter().chain(connectors);
+        let trainable: BTreeSet<String> = trainable.map(|spec| spec.name).collect();
+        let saved = self.saved();
+        move |name| saved(name) && !trainable.contains(name)
+    }
+
+    /// The tensors of a checkpoint's files that are in modules which are trained in full, but are not trained themselves: by their names
+    /// in the whole model and in the files, which have the tensors `stored`.
+    pub fn rest_of_saved<'n>(&self, stored: &BTreeSet<&'n str>) -> Vec<(String, &'n str)> {
+        let trained: BTreeSet<String> = self.trained_tensors().into_iter().map(|spec| spec.name).collect();
+        let (saved, start) = (self.saved(), self.start_of_stored(stored));
+        let named = stored.iter().map(|&stored| (self.name_of_stored(stored, start.as_deref()), stored));
+        // Numbers of positions in older files are no parameters.
+        let wanted = |name: &str| !trained.contains(name) && saved(name) && !name.ends_with(".position_ids");
+        named.filter(|(name, _)| wanted(name)).collect()
+    }
+
+    /// What stands before the names of the encoder's tensors in files with these.
+    fn start_of_stored(&self, stored: &BTreeSet<&str>) -> Option<String> {
+        self.encoder.trainable_tensors().iter().find_map(|spec| {
+            let inner = spec.name.strip_prefix(&self.encoder.prefix)?;
+            let found = self.stored_names(&spec.name).into_iter().find(|name| stored.contains(name.as_str()))?;
+            let start = found.strip_suffix(inner).or_else(|| found.strip_suffix(self.older(inner).as_str()))?;
+            Some(start.to_owned())
+        })
+    }
+
+    /// The name in the whole model of a tensor in files that have `start` before the names of the encoder's: the inverse of
+    /// [`VisionArch::stored_names`].
+    fn name_of_stored(&self, stored: &str, start: Option<&str>) -> String {
+        if let Some(inner) = start.and_then(|start| stored.strip_prefix(start)) {
+            let put_back = |inner: String, (ours, stored): &(&str, &str)| inner.replace(stored, ours);
+            let inner = self.encoder.names.stored.iter().fold(inner.to_owned(), put_back);
+            return self.encoder.name(&inner);
+        }
+        if stored.starts_with("model.") || self.start_token.is_some() {
+            return stored.to_owned();
+        }
+        format!("model.{stored}")
+    }
+
+    /// A name behind the encoder's prefix as the files of checkpoints have it.
+    fn older(&self, inner: &str) -> String {
+        let replace = |inner: String, (ours, stored): &(&str, &str)| inner.replace(ours, stored);
+        self.encoder.names.stored.iter().fold(inner.to_owned(), replace)
+    }
+
     /// The modules that hold all of the encoder that pictures come through. PEFT takes each module whose name ends with one of these, and
     /// all that is in it. An encoder beside a decoder that reads it by cross-attention is called `encoder`, may have an `encoder` in
     /// it, and has a pooler, so that its parts are named: a list of blocks is no module that PEFT takes.
@@ -340,8 +402,7 @@ impl VisionArch {
         let old = name.strip_prefix("model.").unwrap_or(name);
         add(old.to_owned());
         if let Some(inner) = name.strip_prefix(&self.encoder.prefix) {
-            let replace = |inner: String, (ours, stored): &(&str, &str)| inner.replace(ours, stored);
-            let older = self.encoder.names.stored.iter().fold(inner.to_owned(), replace);
+            let older = self.older(inner);
             let own = self.encoder.prefix.as_str();
             for (prefix, inner) in [own].iter().chain(&PREFIXES).flat_map(|prefix| [(prefix, inner), (prefix, &older)])
             {

@@ -291,8 +291,8 @@ impl Model {
     }
 
     /// The stream of texts that go on, with the rows of their pictures in it, and which these are.
-    fn embed_texts(&self, pass: &Pass<'_>, tokens: &[u32], texts: &[Growth<'_>]) -> (Spliced, Splice) {
-        let x = self.embed(pass, tokens);
+    fn embed_texts(&self, pass: &Pass<'_>, tokens: &[u32], texts: &[Growth<'_>]) -> Result<(Spliced, Splice)> {
+        let x = self.embed(pass, tokens)?;
         let (mut start, mut runs) = (0, Vec::new());
         let mut rows: Vec<Vec<f32>> = Vec::new();
         let hidden = self.arch.hidden_size;
@@ -317,7 +317,7 @@ impl Model {
             let ids = positions.ids(texts.iter().map(|text| text.start..text.tokens.len()));
             positions.add(pass, &mut x, &ids);
         }
-        ((x, added), splice)
+        Ok(((x, added), splice))
     }
 
     /// The positions of texts that go on, where pictures make them other than counted.
@@ -356,11 +356,11 @@ impl Model {
         let layout = self.showing(layout, &texts.iter().map(Growth::runs).collect::<Vec<_>>());
         let values = self.params.values();
         let ((x, added), per_layer) = self.shards.at(0, values, &pass, |pass| {
-            let (placed, splice) = self.embed_texts(pass, &tokens, texts);
+            let (placed, splice) = self.embed_texts(pass, &tokens, texts)?;
             let of_blocks = self.per_layer_tokens(&tokens, &splice);
             let per_layer = self.per_layer_inputs(pass, &placed.0, &of_blocks, false);
-            (placed, per_layer)
-        })?;
+            Ok::<_, Error>((placed, per_layer))
+        })??;
         let (added, per_layer) = (added.as_ref(), per_layer.as_ref());
         let walk =
             Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer, across: None };

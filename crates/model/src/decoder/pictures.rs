@@ -138,7 +138,7 @@ impl Model {
 
     /// The embedding's output with pictures' rows in it, for evaluation.
     pub(super) fn embed_batch(&self, pass: &Pass<'_>, batch: &Batch) -> Result<Placed> {
-        let x = self.embed(pass, &batch.tokens);
+        let x = self.embed(pass, &batch.tokens)?;
         let seen = self.encoded(pass, &batch.images, None)?;
         let Placed { mut x, added, across, .. } = self.place(x, seen, &self.splice(batch), None);
         if let (Some(positions), Some(ids)) = (&self.positions, self.position_ids(batch)) {
@@ -173,7 +173,7 @@ impl Model {
         batch: &Batch,
         training: Training<'_>,
     ) -> Result<(Activation, Option<Seen>)> {
-        let x = self.embed(pass, &batch.tokens);
+        let x = self.embed(pass, &batch.tokens)?;
         Ok((x, self.encoded(pass, &batch.images, Some(training))?))
     }
 

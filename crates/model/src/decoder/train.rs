@@ -117,7 +117,7 @@ impl Model {
         let (placed, embedded, per_layer, of_positions) = self.shards.at(0, values, &pass, |pass| {
             let (mut x, seen) = self.embed_training(pass, batch, training)?;
             if self.embedding_norm.is_some() && trains_embedding {
-                before_norm = Some(self.look_up(pass, &batch.tokens));
+                before_norm = Some(self.look_up(pass, &batch.tokens)?);
             }
             if let Some(alpha) = self.noise {
                 let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };

@@ -184,6 +184,8 @@ pub struct Job<'a> {
     pub bucket: u64,
     /// Names of the base's tensors that a GPU leaves in the host's memory.
     pub offloaded: Vec<String>,
+    /// Names of those that the CPU leaves in the model's files: the table of token embeddings, or none.
+    pub in_files: Vec<String>,
     /// The images of rows; `None` where rows show none.
     pub pictures: Option<Pictures>,
     /// The largest pass of a validation, forward alone; `None` without validation.
@@ -213,6 +215,11 @@ impl Pass {
 }
 
 impl Job<'_> {
+    /// Whether the CPU leaves a tensor in the model's files, and reads the rows that a pass looks up.
+    pub(super) fn stays_in_files(&self, tensor: &str) -> bool {
+        self.in_files.iter().any(|name| name == tensor)
+    }
+
     /// What a block saves for its backward pass; blocks count from 0.
     pub const fn policy(&self, block: usize) -> Policy {
         if block < self.full {

@@ -223,6 +223,9 @@ impl<'a> Predictor<'a> {
                 on_host += bytes;
                 continue;
             }
+            if self.device == Device::Cpu && job.stays_in_files(&spec.name) {
+                continue;
+            }
             match storage {
                 None => segments[at].trained += bytes,
                 Some(_) if sees => encoders += bytes,
@@ -443,6 +446,10 @@ impl<'a> Predictor<'a> {
                 let encoder = encoder.map_or(0, |pictures| job.threads as u64 * pictures.scratch);
                 breakdown.attention = arch.attentions().map(scratch).max().unwrap_or(0).max(encoder);
                 breakdown.work += read;
+                if job.stays_in_files(EMBEDDING) {
+                    // The rows that a pass looks up.
+                    breakdown.work += 4 * pass.tokens * arch.hidden_size as u64;
+                }
                 breakdown.program = PROGRAM + job.companions;
                 breakdown.passing = breakdown.passing.max(job.optimizer.scratch);
                 if let Some(pass) = &job.evaluation {

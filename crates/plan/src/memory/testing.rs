@@ -82,6 +82,7 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
         companions: 0,
         bucket: 25 << 20,
         offloaded: Vec::new(),
+        in_files: Vec::new(),
         pictures: None,
         evaluation: None,
         engine: Arc::new(Engine { blocks: arch.num_hidden_layers, full }),

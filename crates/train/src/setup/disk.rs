@@ -36,5 +36,6 @@ pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: boo
         _ => 0,
     };
     let folders = keep.map_or(saves, |keep| saves.min(keep + 1)) + 2;
-    checkpoint::preflight(&train.output_dir, (needed + 4 * beside).saturating_sub(held), folders * checkpoint::FILES)
+    let needed = needed + 4 * beside + folders * source.untouched.bytes();
+    checkpoint::preflight(&train.output_dir, needed.saturating_sub(held), folders * checkpoint::FILES)
 }

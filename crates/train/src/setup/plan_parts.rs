@@ -34,7 +34,8 @@ pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
     let adapter = || {
         let adapter = AdapterConfig::of(&config.tuning, &source.placements, Some(&name));
         let adapter = adapter.with_tokens(&source.saved_arch())?;
-        Ok::<_, Error>(AdapterConfig { kept: Arc::clone(&source.kept), ..adapter })
+        let (kept, untouched) = (Arc::clone(&source.kept), Arc::clone(&source.untouched));
+        Ok::<_, Error>(AdapterConfig { kept, untouched, ..adapter })
     };
     Ok(ModelPlan {
         summary: summary(config, source),
