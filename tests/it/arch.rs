@@ -453,6 +453,21 @@ fn stop_tokens_of_the_generation_config_win() {
     assert_eq!(Arch::from_dir(dir.path()).unwrap().eos_token_ids, [7, 8]);
 }
 
+/// As in Transformers, whose `standardize_rope_params` reads the key beside `rope_parameters` only where one rule is for all blocks.
+#[test]
+fn an_original_length_beside_rules_for_kinds_of_blocks_counts_nothing() {
+    let mut value = config("olmo3", "config.json");
+    let yarn = json!({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32});
+    value["rope_parameters"] =
+        json!({"full_attention": yarn, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}});
+    let own = parse(&value).unwrap().ropes;
+    assert!(own.iter().any(|rope| matches!(rope.scaling, RopeScaling::Yarn { .. })));
+    for beside in [json!(16), json!(null)] {
+        value["original_max_position_embeddings"] = beside;
+        assert_eq!(parse(&value).unwrap().ropes, own);
+    }
+}
+
 /// `tests/golden/rope/inv_freq.json`: the bits of the inverse frequencies that Transformers computes.
 #[test]
 fn inverse_frequencies_are_those_of_transformers() {

@@ -18,6 +18,7 @@
 //!   manifest.json                                     size and BLAKE3 of each of these, written last
 //! ```
 pub mod adapter_config;
+mod adapter_file;
 pub mod background;
 mod beside;
 pub mod encoders;

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
+pub use super::adapter_file::{PREFIX, open_weights};
 pub use super::layout::{ADAPTER_CONFIG as CONFIG_FILE, ADAPTER_WEIGHTS as WEIGHTS_FILE};
 use super::manifest::Manifest;
 use super::older_formats;
@@ -15,13 +16,10 @@ use super::tensors::same_tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic::{self, AtomicFile};
-use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_beside, plain_name};
+use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_beside};
 use tunesmith_config::vision::{VisionArch, VisionTraining};
 use tunesmith_model::targets::token_rows;
-use tunesmith_model::weights::{Numbers, WeightFiles, write_numbers_by};
-
-/// What PEFT puts before a tensor's name in the base model.
-pub const PREFIX: &str = "base_model.model.";
+use tunesmith_model::weights::{Numbers, write_numbers_by};
 
 /// Writes both files of an adapter; the tensors have the base model's names (`<module>.lora_A.weight`, or a whole tensor's).
 ///
@@ -79,24 +77,6 @@ fn with_prefix<'a>(
     let named = tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), *values)).chain(kept);
     let shared = tensors.iter().filter(|(name, ..)| config.shares_head && name == EMBEDDING);
     named.chain(shared.map(|(_, shape, values)| (stored(LM_HEAD), shape.clone(), *values))).collect()
-}
-
-/// Opens `dir/adapter_model.safetensors`. The tensors get the names of the language model, still behind [`PREFIX`].
-///
-/// # Errors
-/// [`Kind::Checkpoint`].
-pub fn open_weights(dir: &Path) -> Result<WeightFiles> {
-    let path = dir.join(WEIGHTS_FILE);
-    if !path.exists() && dir.join("adapter_model.bin").exists() {
-        return Err(Error::checkpoint(format!("{}: not yet: adapter_model.bin", dir.display()))
-            .hint("save the adapter again with safetensors (PEFT's save_pretrained does)"));
-    }
-    let plain = |name: &str| match name.strip_prefix(PREFIX) {
-        Some(module) => format!("{PREFIX}{}", plain_name(module)),
-        None => name.to_owned(),
-    };
-    let weights = WeightFiles::open_file(&path).and_then(|weights| weights.renamed(plain));
-    weights.map_err(|error| error.with_kind(Kind::Checkpoint))
 }
 
 /// Whether an adapter's tensor has the values that it starts with, so that its module is unchanged. PEFT may place adapters on a

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
 
-use super::peft::{PREFIX, open_weights};
+use super::adapter_file::{PREFIX, open_weights};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
 use tunesmith_model::weights::{Numbers, WeightFiles, Wrapping};

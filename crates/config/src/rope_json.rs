@@ -32,6 +32,10 @@ impl Source<'_> {
         // Null is no factor, and then the class's own default does not count either.
         around.partial = if self.is_null("partial_rotary_factor") { 1.0 } else { self.partial_rotary_factor(partial)? };
         self.check_kinds(two)?;
+        if self.rope_object()?.is_some_and(|object| object.is_nested()) {
+            // Transformers reads the key beside the entry only where one rule is for all blocks.
+            around.original = None;
+        }
         match self.rope_entry("full_attention")? {
             Some(entry) => entry.read_rope(&around),
             None => Source::empty(self.origin).read_rope(&around),

@@ -43,8 +43,9 @@ pub(super) fn argmax(x: &Activation) -> Vec<u32> {
 unsafe fn highest_kernel<S: Simd>(first: *const f32, apart: usize, panels: usize, tops: &mut Tops) {
     let Tops { mut values, mut panels_of } = *tops;
     for panel in 0..panels {
-        // SAFETY: the vector is there, as the caller says, at any alignment.
-        let lanes = unsafe { first.add(panel * apart).cast::<[f32; LANES]>().read_unaligned() };
+        let mut lanes = [0.0f32; LANES];
+        // SAFETY: the vector is there, as the caller says, and so are the features.
+        unsafe { S::store(lanes.as_mut_ptr(), S::load(first.add(panel * apart))) };
         // Without branches, so that a vector does it.
         for lane in 0..LANES {
             let higher = above(lanes[lane], values[lane]);
