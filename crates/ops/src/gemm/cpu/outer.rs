@@ -12,7 +12,8 @@ const PACKED: usize = 96 << 10;
 /// The most and the fewest rows of a task.
 const TASK_ROWS: usize = 48;
 const FEWEST_ROWS: usize = 12;
-/// Blocks of 16 features of `x` from which packing the rows of `y` pays; LoRA's rank of 16 is one.
+/// Blocks of 16 features of `x` from which the rows of `y` are packed. It was slower with one block, LoRA's rank of 16, equal with two, and
+/// faster with 36: four is an estimate.
 const PACK_BLOCKS: usize = 4;
 /// Pairs of a panel's tokens.
 const PAIRS: usize = LANES / 2;
@@ -161,7 +162,7 @@ unsafe fn multiply<S: TileLanes>(job: &OuterJob, rows: Rows, lanes: usize, [m0, 
 
 /// # Safety
 /// The features of `S`; the rows `m0..m1` are some of `y` and `out`, and no other task has them. `packed` has room for these rows'
-/// numbers, and for 15 more.
+/// numbers, and for 15 more, where they are packed.
 #[inline(always)]
 unsafe fn outer_of_numbers<S: Simd>(job: &OuterJob, [m0, m1]: [usize; 2], packed: *mut f32) {
     if !job.packs() {
@@ -261,7 +262,8 @@ pub(in crate::gemm) fn outer(out: &mut [f32], [row, col]: [usize; 2], y: &Activa
     let (job, depth) = (&job, job.panels * if x.in_pairs { PAIRS } else { LANES });
     par::run(rows.div_ceil(step), |task| {
         let part = [task * step, rows.min((task + 1) * step)];
-        with_scratch((part[1] - part[0]) * depth + LANES, |packed| {
+        let room = if x.in_pairs || job.packs() { (part[1] - part[0]) * depth + LANES } else { 0 };
+        with_scratch(room, |packed| {
             let packed = packed.as_mut_ptr();
             // SAFETY: `gemm::outer` has asserted that the operands have the same panels, that all rows and columns lie
             // within `out`, which is borrowed for writing, and that the rows of the tasks are apart.
