@@ -87,7 +87,7 @@ pub struct Args {
     /// Use this many threads (default: all cores)
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
     threads: Option<u64>,
-    /// Use at most this instruction set: `portable`, `avx2` or `avx512`, on ARM `neon` (default: the best here)
+    /// Use at most this instruction set: `portable`, `avx2`, `avx512` or `amx`, on ARM `neon` (default: the best here)
     #[arg(long)]
     simd: Option<String>,
     /// Predict the memory of the steps, part by part, without running them

@@ -134,8 +134,9 @@ pub fn kernels(device: Device, config: &Config) -> Result<String> {
 /// The instruction set of the CPU's products.
 fn instructions(config: &Config) -> &'static str {
     match (number(config), simd::pair_level()) {
+        (Number::Bf16, Some(PairLevel::Avx512Bf16)) if simd::level() == simd::Level::Amx => "amx_bf16",
         (Number::Bf16, Some(PairLevel::Avx512Bf16)) => "avx512_bf16",
-        _ => simd::level().name(),
+        _ => simd::level().vectors().name(),
     }
 }
 

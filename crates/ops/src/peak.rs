@@ -39,7 +39,7 @@ dispatch! { fn spin = spin_kernel(rounds: usize, seed: &[f32; 16]) -> f32; }
 pub fn flops(seconds: f64) -> f64 {
     let (threads, rounds) = (par::threads(), 400_000);
     let chains = match simd::level() {
-        Level::Avx512 => 12,
+        Level::Avx512 | Level::Amx => 12,
         Level::Avx2 | Level::Neon => 6,
         Level::Portable => 4,
     };

@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+pub(crate) mod amx;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pairs;
@@ -24,12 +25,14 @@ pub enum Level {
     Avx2 = 3,
     /// AVX-512F: one vector of 16 floats.
     Avx512 = 4,
+    /// As `Avx512`, and AMX: tiles of 16 rows of 32 bfloat16 numbers. Products in float32 are those of `Avx512`.
+    Amx = 5,
 }
 
 impl Level {
     /// The levels that a processor of this architecture may have, the best last.
     #[cfg(target_arch = "x86_64")]
-    pub const ALL: &[Self] = &[Self::Portable, Self::Avx2, Self::Avx512];
+    pub const ALL: &[Self] = &[Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
     /// The levels that a processor of this architecture may have, the best last.
     #[cfg(target_arch = "aarch64")]
     pub const ALL: &[Self] = &[Self::Portable, Self::Neon];
@@ -44,12 +47,23 @@ impl Level {
             Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
+        }
+    }
+
+    /// The level of vectors that it has.
+    #[must_use]
+    pub const fn vectors(self) -> Self {
+        match self {
+            Self::Amx => Self::Avx512,
+            other => other,
         }
     }
 
     /// The level that `code` stands for in [`LEVEL`].
     const fn from_code(code: u8) -> Self {
         match code {
+            5 => Self::Amx,
             4 => Self::Avx512,
             3 => Self::Avx2,
             2 => Self::Neon,
@@ -69,6 +83,9 @@ thread_local! {
 pub fn detect() -> Level {
     #[cfg(target_arch = "x86_64")]
     {
+        if amx::usable() {
+            return Level::Amx;
+        }
         if std::is_x86_feature_detected!("avx512f") {
             return Level::Avx512;
         }
@@ -85,6 +102,11 @@ pub fn level() -> Level {
         0 => of_process(),
         code => Level::from_code(code),
     }
+}
+
+/// Whether products whose operands are rounded to bfloat16 are multiplied in AMX's tiles.
+pub(crate) fn in_tiles() -> bool {
+    level() == Level::Amx
 }
 
 fn of_process() -> Level {
@@ -480,7 +502,7 @@ macro_rules! dispatch {
                 match $crate::simd::level() {
                     // SAFETY: `level` is never above `detect`, which found AVX-512F; the arguments are as the caller
                     // says.
-                    $crate::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::simd::Level::Avx512 | $crate::simd::Level::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: `level` is never above `detect`, which found AVX2 and FMA, or AVX-512F, which no
                     // processor has without them; the arguments are as the caller says.
                     $crate::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },

@@ -55,7 +55,7 @@ impl EncoderSource {
             files.processing(),
             format!("{:?} {features:?}", vision.map(|vision| (&vision.encoder, &vision.connector))),
             format!("{} {} {}", config.model.dtype.to_json(), config.train.bf16, config.train.fp16),
-            format!("{device:?} {:?} {:?}", device::kernels(*device, config), simd::level()),
+            format!("{device:?} {:?} {:?}", device::kernels(*device, config), simd::level().vectors()),
         ];
         let parts: Vec<String> = parts.into_iter().chain(world).collect();
         Ok(parts.join("\n"))

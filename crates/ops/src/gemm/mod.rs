@@ -4,6 +4,8 @@
 //! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over terms (a weight and its LoRA B).
 //! - [`matmul_grouped`]: several of these at once (q, k and v).
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
+#[cfg(test)]
+mod amx_tests;
 pub(crate) mod cpu;
 mod cuda;
 #[cfg(test)]

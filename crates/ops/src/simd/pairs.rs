@@ -16,7 +16,7 @@ pub fn pair_level() -> Option<PairLevel> {
     if OF_THREAD.get() == Level::Portable as u8 {
         return Some(PairLevel::Portable);
     }
-    (level() == Level::Avx512 && has_avx512_bf16()).then_some(PairLevel::Avx512Bf16)
+    (level() >= Level::Avx512 && has_avx512_bf16()).then_some(PairLevel::Avx512Bf16)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 use super::pairs::Roundings;
 use super::product::{Job as Tiles, Order, RawTerm};
 use super::tokens::Copies;
-use super::{matmul, pairs, skinny, skinny_pairs};
+use super::{amx, matmul, pairs, skinny, skinny_pairs};
 use crate::activation::{Activation, LANES};
 use crate::gemm::interleaved::Interleaved;
 use crate::gemm::{Init, Matrix, Product, Term};
@@ -69,21 +69,20 @@ fn matmul_at_once(products: &mut [Product<'_>]) {
 /// Rounds the activations of products in pairs once for all tasks, where they are not too large, and runs all tasks.
 fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
     let mut roundings = Roundings::default();
-    let (mut places, mut uses) = (SmallVec::<[usize; 8]>::new(), 0);
-    each_term(&mut jobs, |term, [rows, panels], block| {
-        places.push(roundings.add(term, panels, block));
+    let (mut places, mut uses, mut tiles) = (SmallVec::<[usize; 8]>::new(), 0, false);
+    each_term(&mut jobs, |term, [rows, panels], order, block| {
+        places.push(roundings.add(term, panels, order, block));
         uses += rows * panels * term.whole.depth;
+        tiles |= order == Order::InTiles;
     });
     let floats = roundings.floats();
     // A number is half a float. Few rows are multiplied by the threads that round their panels, from their own caches.
-    let few = uses < FEWEST_SHARED_ROWS * floats / (LANES / 2);
+    let few = !tiles && uses < FEWEST_SHARED_ROWS * floats / (LANES / 2);
     if floats == 0 || few || floats > MOST_ROUNDED {
         return run(&jobs, upcoming);
     }
     for job in &mut jobs {
-        if let Job::Tiles(job) = job
-            && job.order == Order::InPairs
-        {
+        if let Job::Tiles(job) = job {
             job.cut_finer();
         }
     }
@@ -91,7 +90,7 @@ fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
         let (to, mut places) = (Shared(rounded.as_mut_ptr()), places.into_iter());
         // SAFETY: there is room for all floats, and the activations stay borrowed.
         unsafe { roundings.run(to) };
-        each_term(&mut jobs, |term, _, _| {
+        each_term(&mut jobs, |term, _, _, _| {
             if let Some(at) = places.next() {
                 term.rounded = to.get().wrapping_add(at);
             }
@@ -100,20 +99,21 @@ fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
     });
 }
 
-/// Calls `f` with each term that is multiplied in pairs, the rows and panels of its result, and the features of its blocks.
-fn each_term<'a>(jobs: &mut [Job<'a>], mut f: impl FnMut(&mut RawTerm<'a>, [usize; 2], usize)) {
+/// Calls `f` with each term whose operands are rounded, the rows and panels of its result, how it is multiplied, and the features of its
+/// blocks.
+fn each_term<'a>(jobs: &mut [Job<'a>], mut f: impl FnMut(&mut RawTerm<'a>, [usize; 2], Order, usize)) {
     for job in jobs {
         let Job::Tiles(job) = job else { continue };
-        if job.order != Order::InPairs {
+        if !job.order.rounds() {
             continue;
         }
-        let size = [job.rows, job.panels];
+        let (size, order) = ([job.rows, job.panels], job.order);
         for stage in &mut job.stages {
-            let block = stage.first.block();
-            f(&mut stage.first, size, block);
+            let block = stage.first.block(order);
+            f(&mut stage.first, size, order, block);
             if let Some(second) = &mut stage.second {
                 let whole = second.whole.depth;
-                f(second, size, whole);
+                f(second, size, order, whole);
             }
         }
     }
@@ -149,6 +149,7 @@ fn run(jobs: &[Job<'_>], upcoming: Option<Upcoming>) {
                     let [rows, panels] = job.part(task - begin);
                     match job.order {
                         Order::InPairs => pairs::block(job, rows, panels),
+                        Order::InTiles => amx::block(job, rows, panels),
                         Order::ByTile | Order::ByPanel => matmul::block(job, rows, panels),
                     }
                 }

@@ -3,11 +3,13 @@
 use crate::activation::LANES;
 use crate::simd::TileLanes;
 
+mod amx;
 mod columns;
 mod grouped;
 mod interleaved;
 mod matmul;
 mod outer;
+mod outer_amx;
 pub(crate) mod pairs;
 mod product;
 mod skinny;

@@ -1,11 +1,11 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`, rows in parallel.
 use super::strip::gather_rows;
-use super::{pairs, tile, tile_rows, transpose, with_tile};
+use super::{outer_amx, pairs, tile, tile_rows, transpose, with_tile};
 use crate::activation::{Activation, LANES};
 use crate::gemm::Transposed;
 use crate::par;
 use crate::scratch::with_scratch;
-use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs, prefetch};
+use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs, in_tiles, prefetch};
 
 /// Floats of `y` that a task packs, at most, unless [`FEWEST_ROWS`] are more: 384 KiB of the second cache.
 const PACKED: usize = 96 << 10;
@@ -18,18 +18,30 @@ const PACK_BLOCKS: usize = 4;
 /// Pairs of a panel's tokens.
 const PAIRS: usize = LANES / 2;
 
+/// Panels of a block of [`Transposed`]: those of `x`, and one of zeros where tiles of AMX take two at a time.
+fn panels(x: &Activation, in_pairs: bool) -> usize {
+    if in_pairs && in_tiles() { x.panels().next_multiple_of(2) } else { x.panels() }
+}
+
 /// Fills `act`, the copy that [`Transposed`] is, in pairs of tokens or in float32.
 pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs: bool) {
     let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
-    let (to, panels) = (act.shared(), x.panels());
+    let (to, panels) = (act.shared(), panels(x, in_pairs));
     par::run(panels, |panel| {
+        if panel == x.panels() {
+            for block in 0..blocks {
+                // SAFETY: the last panel of a block has a place of its own, as below.
+                unsafe { to.get().add((block * panels + panel) * LANES * PAIRS).write_bytes(0, LANES * PAIRS) };
+            }
+            return;
+        }
         let from = x.panel(panel);
         for block in 0..blocks {
             let count = LANES.min(features - block * LANES);
             // A block is 256 floats, and half as many in pairs.
             let floats = if in_pairs { LANES * LANES / 2 } else { LANES * LANES };
             // SAFETY: `Transposed::new` makes `act` with the panels of `x` and `blocks` blocks of 256 floats in each: a
-            // place within.
+            // place within. One panel more has room in pairs, which take half of it.
             let to = unsafe { to.get().add((block * panels + panel) * floats) };
             let from = from[block * LANES * LANES..].as_ptr();
             // SAFETY: `count` features of 16 lanes are left in the panel of `x`; the block of `act` is 256 floats, or 128, and
@@ -47,15 +59,15 @@ pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs
     });
 }
 
-struct OuterJob {
-    out: *mut f32,
-    row: usize,
-    col: usize,
-    cols: usize,
-    y: *const f32,
-    y_stride: usize,
-    x: *const f32,
-    panels: usize,
+pub(super) struct OuterJob {
+    pub(super) out: *mut f32,
+    pub(super) row: usize,
+    pub(super) col: usize,
+    pub(super) cols: usize,
+    pub(super) y: *const f32,
+    pub(super) y_stride: usize,
+    pub(super) x: *const f32,
+    pub(super) panels: usize,
 }
 
 // SAFETY: the operands stay borrowed while tasks run; each reads them and writes rows of `out` that no other task has.
@@ -69,7 +81,7 @@ impl OuterJob {
 
     /// Fetches `count` numbers of `out` from row `m` and column `n` on.
     #[inline(always)]
-    fn fetch(&self, m: usize, n: usize, count: usize) {
+    pub(super) fn fetch(&self, m: usize, n: usize, count: usize) {
         if self.col == 1 {
             let first = self.out.wrapping_add(m * self.row + n);
             (0..count).step_by(LANES).for_each(|at| prefetch(first.wrapping_add(at).cast_const().cast()));
@@ -257,6 +269,9 @@ pub(in crate::gemm) fn outer(out: &mut [f32], [row, col]: [usize; 2], y: &Activa
         x: x.act.ptr(),
         panels: y.panels(),
     };
+    if x.in_pairs && in_tiles() {
+        return outer_amx::outer(&job, rows);
+    }
     let most = (PACKED / (job.panels * LANES) / FEWEST_ROWS * FEWEST_ROWS).clamp(FEWEST_ROWS, TASK_ROWS);
     let step = most.min(rows.div_ceil(par::threads()).next_multiple_of(FEWEST_ROWS));
     let (job, depth) = (&job, job.panels * if x.in_pairs { PAIRS } else { LANES });

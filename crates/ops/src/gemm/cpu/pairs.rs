@@ -4,9 +4,9 @@
 //! A task rounds its panels once for each block of the sum: `[panel][pair][16 tokens]`, a pair in a lane of 32 bits. Of the matrix it rounds a tile
 //! at a time, in pairs of columns, so that one matrix serves forward and backward. A tile is then multiplied as in
 //! float32, in half as many steps.
-use super::product::{Job, Operands, PAIR_PANELS, RawTerm, Stage, matmul_tile};
+use super::product::{Job, Operands, Order, PAIR_PANELS, RawTerm, Stage, matmul_tile};
 use super::strip::Strip;
-use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
+use super::{DEPTH, TASK_ROWS, amx, tile_rows, with_tile};
 use crate::activation::LANES;
 use crate::par::{self, Shared};
 use crate::quant::{Quantized, any_run};
@@ -89,7 +89,7 @@ pub(super) unsafe fn round_block(from: *const f32, to: *mut f32) {
 
 /// A matrix as it is stored, from a tile's first number on.
 #[derive(Clone, Copy)]
-enum Numbers<'a> {
+pub(super) enum Numbers<'a> {
     Wide(*const f32),
     Narrow(*const u16),
     Quantized(&'a Quantized, usize),
@@ -102,21 +102,25 @@ impl<'a> RawTerm<'a> {
     }
 
     /// Features of a block of the sum, an even number.
-    pub(super) fn block(&self) -> usize {
-        // A strip holds fewer columns.
-        let most = if self.strips() { DEPTH } else { 2 * PAIRS };
+    pub(super) fn block(&self, order: Order) -> usize {
+        let (most, step) = match order {
+            Order::InTiles => (amx::BLOCK, amx::STEP),
+            // A strip holds fewer columns.
+            _ if self.strips() => (DEPTH, 2),
+            _ => (2 * PAIRS, 2),
+        };
         let blocks = self.whole.depth.div_ceil(most).max(1);
-        self.whole.depth.div_ceil(blocks).next_multiple_of(2)
+        self.whole.depth.div_ceil(blocks).next_multiple_of(step)
     }
 
-    /// Where panel `p` of the block of `depth` features from `k0` on begins, of an activation of `panels` that is rounded for all tasks.
-    fn rounded_block(&self, panels: usize, [k0, depth]: [usize; 2], p: usize) -> Option<*mut f32> {
-        let at = (k0 / 2 * panels + p * depth.div_ceil(2)) * LANES;
+    /// Where panel `p` of the block of so many pairs of features from `k0` on begins, of an activation of `panels` that is rounded for all tasks.
+    pub(super) fn rounded_block(&self, panels: usize, [k0, pairs]: [usize; 2], p: usize) -> Option<*mut f32> {
+        let at = (k0 / 2 * panels + p * pairs) * LANES;
         (!self.rounded.is_null()).then(|| self.rounded.wrapping_add(at).cast_mut())
     }
 
     /// The numbers from `at` on.
-    fn numbers(&self, at: usize) -> Numbers<'a> {
+    pub(super) fn numbers(&self, at: usize) -> Numbers<'a> {
         match self.quantized {
             Some(matrix) => Numbers::Quantized(matrix, at),
             None if self.narrow.is_null() => Numbers::Wide(self.whole.matrix.wrapping_add(at)),
@@ -126,15 +130,21 @@ impl<'a> RawTerm<'a> {
 }
 
 /// Rounds `rows` rows of `depth` numbers that lie end to end; `row` numbers from one to the next. Each becomes
-/// `depth.div_ceil(2)` pairs end to end.
+/// `depth.div_ceil(2)` pairs end to end, `apart` from those of the row before.
 ///
 /// # Safety
 /// The features of `P`; the matrix has these rows; `to` has room for them.
 #[inline(always)]
-unsafe fn pack_rows<P: PairLanes>(from: Numbers<'_>, row: usize, rows: usize, depth: usize, to: *mut f32) {
+pub(super) unsafe fn pack_rows<P: PairLanes>(
+    from: Numbers<'_>,
+    row: usize,
+    rows: usize,
+    depth: usize,
+    (to, apart): (*mut f32, usize),
+) {
     let pairs = depth.div_ceil(2);
     for index in 0..rows {
-        let to = to.wrapping_add(index * pairs);
+        let to = to.wrapping_add(index * apart);
         // SAFETY: row `index` is one of the matrix, and of those that `to` has room for. A run is at most RUN numbers, an even
         // number of them unless it is the last.
         unsafe {
@@ -166,6 +176,33 @@ unsafe fn pack_rows<P: PairLanes>(from: Numbers<'_>, row: usize, rows: usize, de
     }
 }
 
+/// `rows` numbers at `at`, and what is behind them where all sixteen are there, or else zeros.
+///
+/// # Safety
+/// The features of `P`; `rows` numbers are there, at most 16, and 16 if `whole`.
+#[inline(always)]
+pub(super) unsafe fn column<P: PairLanes>(from: Numbers<'_>, at: usize, rows: usize, whole: bool) -> P::Sum {
+    // SAFETY: a whole vector is read only where it is there.
+    unsafe {
+        match from {
+            Numbers::Wide(from) if whole => P::Wide::load(from.add(at)),
+            Numbers::Narrow(from) if whole => P::Wide::load_bf16(from.add(at)),
+            Numbers::Wide(from) => {
+                let mut lanes = [0.0f32; LANES];
+                std::ptr::copy_nonoverlapping(from.add(at), lanes.as_mut_ptr(), rows);
+                P::Wide::load(lanes.as_ptr())
+            }
+            Numbers::Narrow(from) => {
+                let mut lanes = [0u16; LANES];
+                std::ptr::copy_nonoverlapping(from.add(at), lanes.as_mut_ptr(), rows);
+                P::Wide::load_bf16(lanes.as_ptr())
+            }
+            // Its columns come from a strip.
+            Numbers::Quantized(..) => P::Wide::splat(0.0),
+        }
+    }
+}
+
 /// Rounds `rows` rows of a transposed matrix, whose rows are 1 apart and columns `col`: `[pair][row]`. `left` numbers lie
 /// behind `from`.
 ///
@@ -180,32 +217,6 @@ unsafe fn pack_columns<P: PairLanes>(
     left: usize,
     to: *mut f32,
 ) {
-    /// `rows` numbers at `at`, and what is behind them where all sixteen are there, or else zeros.
-    ///
-    /// # Safety
-    /// The features of `P`; `rows` numbers are there, at most 16, and 16 if `whole`.
-    #[inline(always)]
-    unsafe fn column<P: PairLanes>(from: Numbers<'_>, at: usize, rows: usize, whole: bool) -> P::Sum {
-        // SAFETY: a whole vector is read only where it is there.
-        unsafe {
-            match from {
-                Numbers::Wide(from) if whole => P::Wide::load(from.add(at)),
-                Numbers::Narrow(from) if whole => P::Wide::load_bf16(from.add(at)),
-                Numbers::Wide(from) => {
-                    let mut lanes = [0.0f32; LANES];
-                    std::ptr::copy_nonoverlapping(from.add(at), lanes.as_mut_ptr(), rows);
-                    P::Wide::load(lanes.as_ptr())
-                }
-                Numbers::Narrow(from) => {
-                    let mut lanes = [0u16; LANES];
-                    std::ptr::copy_nonoverlapping(from.add(at), lanes.as_mut_ptr(), rows);
-                    P::Wide::load_bf16(lanes.as_ptr())
-                }
-                // Its columns come from a strip.
-                Numbers::Quantized(..) => P::Wide::splat(0.0),
-            }
-        }
-    }
     for pair in 0..depth.div_ceil(2) {
         let k = 2 * pair;
         if let Numbers::Narrow(from) = from {
@@ -235,13 +246,18 @@ unsafe fn pack_columns<P: PairLanes>(
     }
 }
 
-/// A matrix of any two strides, number by number: `[row][pair]`.
+/// A matrix of any two strides, number by number: `[row][pair]`, `apart` pairs from one row to the next.
 ///
 /// # Safety
 /// The features of `P`; the matrix has these rows and columns; `to` has room for the pairs.
 #[inline(always)]
-unsafe fn pack_any<P: PairLanes>(from: *const f32, [row, col]: [usize; 2], rows: usize, depth: usize, to: *mut f32) {
-    let pairs = depth.div_ceil(2);
+pub(super) unsafe fn pack_any<P: PairLanes>(
+    from: *const f32,
+    [row, col]: [usize; 2],
+    rows: usize,
+    depth: usize,
+    (to, apart): (*mut f32, usize),
+) {
     for index in 0..rows {
         for k in (0..depth).step_by(2 * LANES) {
             let count = (depth - k).min(2 * LANES);
@@ -251,7 +267,29 @@ unsafe fn pack_any<P: PairLanes>(from: *const f32, [row, col]: [usize; 2], rows:
                 for (at, number) in numbers.iter_mut().enumerate().take(count) {
                     *number = *from.add(index * row + (k + at) * col);
                 }
-                round_row::<P>(numbers.as_ptr(), count, to.add(index * pairs + k / 2));
+                round_row::<P>(numbers.as_ptr(), count, to.add(index * apart + k / 2));
+            }
+        }
+    }
+}
+
+/// As [`pack_any`], of bfloat16 numbers.
+///
+/// # Safety
+/// The matrix has these rows and columns; `to` has room for the pairs.
+pub(super) unsafe fn copy_any(
+    from: *const u16,
+    [row, col]: [usize; 2],
+    rows: usize,
+    depth: usize,
+    (to, apart): (*mut f32, usize),
+) {
+    for index in 0..rows {
+        for k in 0..depth.next_multiple_of(2) {
+            // SAFETY: column `k` is read below `depth`, row `index` below `rows`.
+            unsafe {
+                let number = if k < depth { *from.add(index * row + k * col) } else { 0 };
+                *to.cast::<u16>().add(index * 2 * apart + k) = number;
             }
         }
     }
@@ -281,7 +319,7 @@ unsafe fn pack_tile<P: PairLanes>(
     let (row, col) = unsafe {
         match from {
             _ if col == 1 => {
-                pack_rows::<P>(from, row, rows, depth, to);
+                pack_rows::<P>(from, row, rows, depth, (to, pairs));
                 (pairs, 1)
             }
             Numbers::Quantized(..) => {
@@ -294,16 +332,11 @@ unsafe fn pack_tile<P: PairLanes>(
                 (1, rows)
             }
             Numbers::Wide(from) => {
-                pack_any::<P>(from, [row, col], rows, depth, to);
+                pack_any::<P>(from, [row, col], rows, depth, (to, pairs));
                 (pairs, 1)
             }
             Numbers::Narrow(from) => {
-                for index in 0..rows {
-                    for k in 0..2 * pairs {
-                        let number = if k < depth { *from.add(index * row + k * col) } else { 0 };
-                        *to.cast::<u16>().add(index * 2 * pairs + k) = number;
-                    }
-                }
+                copy_any(from, [row, col], rows, depth, (to, pairs));
                 (pairs, 1)
             }
         }
@@ -311,16 +344,25 @@ unsafe fn pack_tile<P: PairLanes>(
     Operands { matrix: to, row, col, x: std::ptr::null(), stride: 0, depth: pairs, next: None }
 }
 
-/// The panels `p0..p1` of a term's activation from feature `k0` on, rounded to `to`: `[panel][pair][16]`.
+/// The panels `p0..p1` of a term's activation from feature `k0` on, rounded to `to`: `[panel][pair][16]`, `pairs` of each.
 ///
 /// # Safety
 /// The features of `P`; the activation has these panels and features; `to` has room for the pairs.
 #[inline(always)]
-unsafe fn round_panels<P: PairLanes>(term: &Operands, [p0, p1]: [usize; 2], [k0, depth]: [usize; 2], to: *mut f32) {
-    let stride = depth.div_ceil(2) * LANES;
+pub(super) unsafe fn round_panels<P: PairLanes>(
+    term: &Operands,
+    [p0, p1]: [usize; 2],
+    [k0, depth]: [usize; 2],
+    (to, pairs): (*mut f32, usize),
+) {
+    let stride = pairs * LANES;
     for p in p0..p1 {
         // SAFETY: panel `p` is one of the activation's, with `depth` features from `k0` on.
-        unsafe { round_panel::<P>(term.x.add(p * term.stride + k0 * LANES), depth, to.add((p - p0) * stride)) };
+        unsafe {
+            let to = to.add((p - p0) * stride);
+            round_panel::<P>(term.x.add(p * term.stride + k0 * LANES), depth, to);
+            (depth.div_ceil(2)..pairs).for_each(|pair| P::write(to.add(pair * LANES), P::broadcast(0.0)));
+        }
     }
 }
 
@@ -332,8 +374,17 @@ pub(super) struct Rounding {
     panels: usize,
     /// Features of a block.
     block: usize,
+    /// Whether the pairs of a block are those of whole tiles, padded with zeros.
+    tiles: bool,
     /// Floats of the activations before this one.
     at: usize,
+}
+
+impl Rounding {
+    /// Pairs of so many features of a block.
+    const fn pairs(&self, depth: usize) -> usize {
+        if self.tiles { amx::pairs(depth) } else { depth.div_ceil(2) }
+    }
 }
 
 /// Activations that are rounded once for all tasks of some products.
@@ -345,19 +396,20 @@ unsafe impl Sync for Roundings {}
 
 impl Roundings {
     /// Where `term`'s activation begins among the floats.
-    pub(super) fn add(&mut self, term: &RawTerm<'_>, panels: usize, block: usize) -> usize {
-        let Operands { x, stride, depth, .. } = term.whole;
-        let same = |it: &&Rounding| (it.x, it.depth, it.panels, it.block) == (x, depth, panels, block);
+    pub(super) fn add(&mut self, term: &RawTerm<'_>, panels: usize, order: Order, block: usize) -> usize {
+        let (Operands { x, stride, depth, .. }, tiles) = (term.whole, order == Order::InTiles);
+        let wanted = (x, depth, panels, block, tiles);
+        let same = |it: &&Rounding| (it.x, it.depth, it.panels, it.block, it.tiles) == wanted;
         if let Some(found) = self.0.iter().find(same) {
             return found.at;
         }
         let at = self.floats();
-        self.0.push(Rounding { x, stride, depth, panels, block, at });
+        self.0.push(Rounding { x, stride, depth, panels, block, tiles, at });
         at
     }
 
     pub(super) fn floats(&self) -> usize {
-        self.0.last().map_or(0, |last| last.at + last.panels * last.depth.div_ceil(2) * LANES)
+        self.0.last().map_or(0, |last| last.at + last.panels * last.pairs(last.depth) * LANES)
     }
 
     /// Rounds all of them.
@@ -374,9 +426,14 @@ impl Roundings {
                 }
                 for k0 in (0..it.depth).step_by(it.block.max(1)) {
                     let depth = it.block.min(it.depth - k0);
-                    let at = it.at + (k0 / 2 * it.panels + panel * depth.div_ceil(2)) * LANES;
+                    let at = it.at + (k0 / 2 * it.panels + panel * it.pairs(depth)) * LANES;
                     // SAFETY: a panel of an activation, which has these features; its own place, below the number of floats.
-                    unsafe { round_panel_at(it.x.add(panel * it.stride + k0 * LANES), depth, to.get().add(at)) };
+                    unsafe {
+                        let to = to.get().add(at);
+                        round_panel_at(it.x.add(panel * it.stride + k0 * LANES), depth, to);
+                        let [end, padded] = [depth.div_ceil(2), it.pairs(depth)].map(|pairs| pairs * LANES);
+                        to.add(end).write_bytes(0, padded - end);
+                    }
                 }
                 return;
             }
@@ -424,7 +481,7 @@ unsafe fn stage_block<P: PairLanes>(
 ) {
     let ([first_x, second_x], [m0, m1], [p0, p1]) = (x, rows, panels);
     let first = &stage.first;
-    let (strips, depth) = (first.strips(), first.block());
+    let (strips, depth) = (first.strips(), first.block(Order::InPairs));
     let most_rows = if first.interleaved.is_some() { P::TILE_ROWS.min(LANES / 2) } else { P::TILE_ROWS };
     #[allow(clippy::large_stack_arrays, reason = "15 KiB, so that the tile stays in L1")]
     let mut packed: Packed<{ PAIRS * 12 + LANES }> = [MaybeUninit::uninit(); PAIRS * 12 + LANES];
@@ -438,15 +495,19 @@ unsafe fn stage_block<P: PairLanes>(
         let pairs = part.div_ceil(2);
         if first.rounded.is_null() {
             // SAFETY: the panels are some of `out`, and so of the operands; `part` is at most `2 * PAIRS`.
-            unsafe { round_panels::<P>(&first.whole, [p0, p1], [k0, part], first_x) };
+            unsafe { round_panels::<P>(&first.whole, [p0, p1], [k0, part], (first_x, pairs)) };
             if let Some(second) = second {
                 // SAFETY: as above; all features of the second term.
-                unsafe { round_panels::<P>(&second.whole, [p0, p1], [0, second.whole.depth], second_x) };
+                unsafe {
+                    let depth = second.whole.depth;
+                    round_panels::<P>(&second.whole, [p0, p1], [0, depth], (second_x, depth.div_ceil(2)));
+                }
             }
         }
         // Where panel `p0` of this block is.
-        let first_x = first.rounded_block(job.panels, [k0, part], p0).unwrap_or(first_x);
-        let second_x = second.and_then(|it| it.rounded_block(job.panels, [0, it.whole.depth], p0)).unwrap_or(second_x);
+        let first_x = first.rounded_block(job.panels, [k0, pairs], p0).unwrap_or(first_x);
+        let second_x =
+            second.and_then(|it| it.rounded_block(job.panels, [0, it.whole.depth.div_ceil(2)], p0)).unwrap_or(second_x);
         for s0 in (m0..m1).step_by(TASK_ROWS) {
             let s1 = m1.min(s0 + TASK_ROWS);
             if strips {

@@ -1,5 +1,5 @@
 //! A product, how it is cut into tasks, and the tile that all kernels have.
-use super::{DEPTH, TASK_ROWS, tile, tile_and};
+use super::{DEPTH, TASK_ROWS, amx, tile, tile_and};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Interleaved, Matrix, Store, Term};
 use crate::quant::Quantized;
@@ -99,17 +99,26 @@ pub(super) enum Order {
     ByPanel,
     /// One tile after the other; operands are rounded to bfloat16 and multiplied in pairs.
     InPairs,
+    /// Operands are rounded to bfloat16 and multiplied in tiles of AMX.
+    InTiles,
+}
+
+impl Order {
+    /// Whether operands are rounded to bfloat16.
+    pub(super) const fn rounds(self) -> bool {
+        matches!(self, Self::InPairs | Self::InTiles)
+    }
 }
 
 /// A product, and how it is cut into tasks.
 pub(super) struct Job<'a> {
-    out: *mut f32,
+    pub(super) out: *mut f32,
     pub(super) rows: usize,
     pub(super) panels: usize,
-    stride: usize,
-    bias: *const f32,
-    addend: *const f32,
-    zero: bool,
+    pub(super) stride: usize,
+    pub(super) bias: *const f32,
+    pub(super) addend: *const f32,
+    pub(super) zero: bool,
     pub(super) order: Order,
     pub(super) stages: SmallVec<[Stage<'a>; 1]>,
     /// Rows of a task.
@@ -232,7 +241,7 @@ impl<'a> Job<'a> {
                 panel_step /= 2;
             }
         }
-        let fewest = match simd::level() {
+        let fewest = match simd::level().vectors() {
             // Its tiles of twelve rows use most of a cache line that they read, and an interleaved matrix lies as they need it.
             Level::Avx512 if interleaved => usize::MAX,
             Level::Avx512 if !terms.iter().any(aliases) => FEWEST_WIDE,
@@ -240,6 +249,7 @@ impl<'a> Job<'a> {
         };
         let by_panel = rows >= STRIP_ROWS && panels >= fewest;
         let order = match by_panel {
+            _ if pairs && !interleaved && simd::in_tiles() => Order::InTiles,
             _ if pairs => Order::InPairs,
             true => Order::ByPanel,
             false => Order::ByTile,
@@ -252,6 +262,9 @@ impl<'a> Job<'a> {
             row_step = rows.div_ceil(row_tasks).next_multiple_of(12).clamp(24, TASK_ROWS);
             let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
             panel_step = panels.div_ceil(panel_tasks).clamp(STRIP_PANELS, MOST_STRIP_PANELS);
+        }
+        if order == Order::InTiles {
+            [row_step, panel_step] = amx::steps(rows, panels);
         }
         if interleaved {
             // Whole blocks of sixteen rows.
@@ -296,8 +309,11 @@ impl<'a> Job<'a> {
         job
     }
 
-    /// Smaller tasks, where none rounds panels of its own: no thread waits long for the last one.
+    /// Smaller tasks in pairs, where none rounds panels of its own: no thread waits long for the last one.
     pub(super) fn cut_finer(&mut self) {
+        if self.order != Order::InPairs {
+            return;
+        }
         let wanted = SHARED_TASKS * crate::par::threads();
         let row_tasks = wanted.div_ceil(self.panels.div_ceil(PAIR_PANELS));
         let rows = self.rows.div_ceil(row_tasks).next_multiple_of(self.rows_apart());

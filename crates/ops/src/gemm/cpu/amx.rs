@@ -1,0 +1,298 @@
+//! Products whose operands are rounded to bfloat16 and multiplied in tiles of AMX. Sums are float32, in an order that depends on
+//! the features alone.
+//!
+//! The activation's pairs, `[panel][pair][16 tokens]`, are tiles as they lie, and so are sixteen features of a panel of the result. Of
+//! the matrix, a task packs 32 rows at a time, `[row][column]`, for all of its panels. Features are padded with zeros to whole tiles.
+use super::pairs::{Numbers, column, copy_any, pack_any, pack_rows, round_panels};
+use super::product::{Job, Operands, RawTerm, Stage};
+use crate::activation::LANES;
+use crate::par;
+use crate::quant::any_run;
+use crate::scratch::{Cutter, with_scratch};
+pub(super) use crate::simd::amx::STEP;
+use crate::simd::amx::{TilePart, TileSums, Tiles};
+use crate::simd::{PairLanes, Simd, dispatch_pairs, prefetch};
+
+/// The most features of a block of the sum: 32 rows of it are 32 KiB, which stay in the first cache.
+pub(super) const BLOCK: usize = 512;
+/// Rows that are packed together: two tiles.
+const GROUP: usize = 2 * LANES;
+/// Tasks for each thread, and the most rows and panels of one.
+const TASKS: usize = 4;
+const MOST_ROWS: usize = 288;
+const PANELS: usize = 32;
+const MOST_PANELS: usize = 64;
+
+/// Pairs of so many features, padded to whole tiles.
+pub(super) const fn pairs(depth: usize) -> usize {
+    depth.div_ceil(STEP) * (STEP / 2)
+}
+
+/// Rows and panels of a task of a product with so many.
+pub(super) fn steps(rows: usize, panels: usize) -> [usize; 2] {
+    let wanted = TASKS * par::threads();
+    let row_tasks = wanted.div_ceil(panels.div_ceil(PANELS));
+    let row_step = rows.div_ceil(row_tasks).next_multiple_of(GROUP).clamp(GROUP, MOST_ROWS);
+    let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
+    [row_step, panels.div_ceil(panel_tasks).next_multiple_of(2).clamp(2, MOST_PANELS)]
+}
+
+/// Memory of a task: pairs of [`GROUP`] rows of each term, and of its panels where they are not rounded for all tasks; and four tiles
+/// of sums.
+#[derive(Clone, Copy)]
+struct Memory {
+    rows: [*mut f32; 2],
+    x: [*mut f32; 2],
+    sums: *mut f32,
+}
+
+/// The rows and the panels of a job's result.
+///
+/// # Safety
+/// The rows and the panels are some of `out`, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`, and is
+/// multiplied in tiles, which the processor has.
+pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2]) {
+    for stage in &job.stages {
+        let first = pairs(stage.first.block(job.order).min(stage.first.whole.depth));
+        let both = [first, stage.second.map_or(0, |second| pairs(second.whole.depth))];
+        let own = if stage.first.rounded.is_null() { panels[1] - panels[0] } else { 0 };
+        with_scratch((both[0] + both[1]) * (GROUP + own * LANES) + 2 * GROUP * LANES, |scratch| {
+            let mut scratch = Cutter(scratch);
+            let memory = Memory {
+                rows: both.map(|pairs| scratch.take(pairs * GROUP)),
+                x: both.map(|pairs| scratch.take(pairs * own * LANES)),
+                sums: scratch.take(2 * GROUP * LANES),
+            };
+            // SAFETY: `stage` is one of the job's; there is room for the pairs of a block of the first term and of all of the second;
+            // the rest is as the caller says.
+            unsafe { stage_at(job, stage, memory, rows, panels) };
+        });
+    }
+}
+
+/// Rounds rows of a transposed matrix, whose rows are 1 apart and columns `col`, at most [`GROUP`]: `[row][pair]`, `apart` pairs from one
+/// row to the next. `left` numbers lie behind `from`. Where columns end, whole tiles are filled with zeros.
+///
+/// # Safety
+/// The features of `P`; the matrix has these rows and `depth` columns; `to` has room for [`GROUP`] rows.
+#[inline(always)]
+unsafe fn pack_columns<P: PairLanes>(
+    from: Numbers<'_>,
+    col: usize,
+    rows: usize,
+    depth: usize,
+    left: usize,
+    (to, apart): (*mut f32, usize),
+) {
+    for k0 in (0..depth).step_by(STEP) {
+        let mut wide = [0.0f32; STEP * GROUP];
+        let (from, col, left) = match from {
+            Numbers::Quantized(matrix, at) => {
+                for k in 0..STEP.min(depth - k0) {
+                    // SAFETY: the matrix has column `k0 + k` and these rows, at most `GROUP`.
+                    unsafe {
+                        let mut run = [0.0f32; GROUP + LANES];
+                        any_run::<P::Wide>(matrix, at + (k0 + k) * col, run.as_mut_ptr(), rows);
+                        wide[k * GROUP..][..rows].copy_from_slice(&run[..rows]);
+                    }
+                }
+                (Numbers::Wide(wide.as_ptr()), GROUP, wide.len())
+            }
+            Numbers::Wide(from) => (Numbers::Wide(from.wrapping_add(k0 * col)), col, left - k0 * col),
+            Numbers::Narrow(from) => (Numbers::Narrow(from.wrapping_add(k0 * col)), col, left - k0 * col),
+        };
+        for first in (0..rows).step_by(LANES) {
+            let count = LANES.min(rows - first);
+            // SAFETY: column `k` is below `depth`, and the next one where it is read; a whole vector is read only where it is there. Each row
+            // of `to` has place for the pairs of a whole tile.
+            unsafe {
+                let mut columns = [P::broadcast(0.0); LANES];
+                for (pair, both) in columns.iter_mut().enumerate() {
+                    let k = 2 * pair;
+                    if k0 + k >= depth {
+                        break;
+                    }
+                    let [low, high] = [k, k + 1].map(|k| k * col + first);
+                    if let Numbers::Narrow(from) = from {
+                        prefetch(from.wrapping_add(low + STEP * col).cast());
+                        prefetch(from.wrapping_add(high + STEP * col).cast());
+                        if k0 + k + 1 < depth && high + LANES <= left {
+                            *both = P::pair_words(from.add(low), from.add(high));
+                            continue;
+                        }
+                    }
+                    let low = column::<P>(from, low, count, low + LANES <= left);
+                    let mut next = P::broadcast(0.0);
+                    if k0 + k + 1 < depth {
+                        next = column::<P>(from, high, count, high + LANES <= left);
+                    }
+                    *both = P::pair(low, next);
+                }
+                for (row, pairs) in P::Wide::turn(&columns).into_iter().enumerate() {
+                    P::write(to.add((first + row) * apart + k0 / 2), pairs);
+                }
+            }
+        }
+    }
+}
+
+/// Rounds `rows` rows from `m` on, at most [`GROUP`], and `depth` columns from `k0` on: `[row][pair]`, padded to whole tiles.
+///
+/// # Safety
+/// The features of `P`; the matrix has these rows and columns; `to` has room for the pairs of [`GROUP`] rows.
+#[inline(always)]
+unsafe fn pack<P: PairLanes>(
+    term: &RawTerm<'_>,
+    [m, rows]: [usize; 2],
+    [k0, depth]: [usize; 2],
+    to: *mut f32,
+) -> [usize; 2] {
+    let (Operands { row, col, .. }, apart) = (term.whole, pairs(depth));
+    let at = m * row + k0 * col;
+    let from = term.numbers(at);
+    let to_and_apart = (to, apart);
+    // SAFETY: the matrix reaches these rows and columns, as the caller says.
+    unsafe {
+        if col != 1 && row == 1 {
+            pack_columns::<P>(from, col, rows, depth, term.len - at, to_and_apart);
+        } else {
+            if depth % STEP != 0 {
+                let end = depth / 2;
+                (0..rows).for_each(|row| to.add(row * apart + end).write_bytes(0, apart - end));
+            }
+            match from {
+                _ if col == 1 => pack_rows::<P>(from, row, rows, depth, to_and_apart),
+                Numbers::Wide(from) => pack_any::<P>(from, [row, col], rows, depth, to_and_apart),
+                Numbers::Narrow(from) => copy_any(from, [row, col], rows, depth, to_and_apart),
+                // A quantized matrix lies in rows or is transposed.
+                Numbers::Quantized(..) => {}
+            }
+        }
+    }
+    [apart * size_of::<f32>(), apart / (STEP / 2)]
+}
+
+/// # Safety
+/// The features of `P`, and as [`block`], for one stage, with room for its pairs in `memory`.
+#[inline(always)]
+unsafe fn stage_block<P: PairLanes>(
+    job: &Job<'_>,
+    stage: &Stage<'_>,
+    memory: Memory,
+    [m0, m1]: [usize; 2],
+    [p0, p1]: [usize; 2],
+) {
+    let first = &stage.first;
+    let depth = first.block(job.order);
+    // SAFETY: the job is multiplied in tiles, as the caller says.
+    let tiles = unsafe { Tiles::begin() };
+    let mut k0 = 0;
+    loop {
+        let part = depth.min(first.whole.depth - k0);
+        let last = k0 + part == first.whole.depth;
+        let (begins, second) = (k0 == 0 && stage.begins, stage.second.as_ref().filter(|_| last));
+        // The terms, their columns, and where panel `p0` of each is.
+        let terms = [Some((first, [k0, part])), second.map(|second| (second, [0, second.whole.depth]))];
+        let mut x = memory.x;
+        for (term, x) in terms.iter().zip(&mut x) {
+            let Some((term, [k0, depth])) = *term else { continue };
+            match term.rounded_block(job.panels, [k0, pairs(depth)], p0) {
+                Some(rounded) => *x = rounded,
+                // SAFETY: the panels are some of `out`, and so of the operands; there is room for them.
+                None => unsafe { round_panels::<P>(&term.whole, [p0, p1], [k0, depth], (*x, pairs(depth))) },
+            }
+        }
+        for m in (m0..m1).step_by(GROUP) {
+            let rows = GROUP.min(m1 - m);
+            let mut parts =
+                [TilePart { rows: std::ptr::null(), apart: 0, columns: [std::ptr::null(); 2], steps: 0 }; 2];
+            let mut count = 0;
+            for ((term, &to), part) in terms.iter().zip(&memory.rows).zip(&mut parts) {
+                let Some((term, columns)) = *term else { continue };
+                // SAFETY: these rows are some of `out`, and the matrix reaches them and its columns; there is room for them.
+                let [apart, steps] = unsafe { pack::<P>(term, [m, rows], columns, to) };
+                *part = TilePart { rows: to.cast_const().cast(), apart, steps, ..*part };
+                count += 1;
+            }
+            for p in (p0..p1).step_by(2) {
+                let panels = 2.min(p1 - p);
+                for (part, x) in parts.iter_mut().zip(x) {
+                    let one = part.steps * STEP / 2 * LANES;
+                    part.columns = [p, p + panels - 1].map(|p| x.wrapping_add((p - p0) * one).cast_const().cast());
+                }
+                // SAFETY: the rows and panels are some of `out`, which no other task has; the parts are those just packed and rounded.
+                unsafe { add_products(job, begins, &tiles, &parts[..count], memory.sums, [m, rows], [p, panels]) };
+            }
+        }
+        k0 += part;
+        if last {
+            break;
+        }
+    }
+}
+
+/// Adds products to the sums of `rows` rows from `m` on and `panels` panels from `p` on, or to what they start with if `begins`.
+///
+/// # Safety
+/// These rows and panels are some of `out`, and no other task has them; `parts` are their operands. `sums` has room for four tiles.
+#[inline(always)]
+unsafe fn add_products(
+    job: &Job<'_>,
+    begins: bool,
+    tiles: &Tiles,
+    parts: &[TilePart],
+    sums: *mut f32,
+    [m, rows]: [usize; 2],
+    [p, panels]: [usize; 2],
+) {
+    const ROW: usize = LANES * size_of::<f32>();
+    const TILE: usize = LANES * LANES;
+    let at = p * job.stride + m * LANES;
+    let out = job.out.wrapping_add(at);
+    // SAFETY: all rows of these panels lie within `out`, and so within an addend, which has its shape, and below the bias's length. Tiles
+    // of less than sixteen rows are summed in `sums`.
+    unsafe {
+        let mut from = out.cast_const();
+        if begins && !job.addend.is_null() {
+            from = job.addend.wrapping_add(at);
+        } else if begins && !job.bias.is_null() {
+            for panel in 0..panels {
+                for row in 0..rows {
+                    let to = out.add(panel * job.stride + row * LANES).cast::<[f32; LANES]>();
+                    to.write_unaligned([*job.bias.add(m + row); LANES]);
+                }
+            }
+        }
+        let (zero, size) = (begins && job.zero, [rows.div_ceil(LANES), panels]);
+        if rows % LANES == 0 {
+            let start = TileSums::places(from.cast_mut(), TILE, job.stride).map(<*mut f32>::cast_const);
+            let to = TileSums::places(out, TILE, job.stride);
+            let from = if zero { [std::ptr::null(); 4] } else { start };
+            tiles.add_products(&TileSums { from, to, apart: ROW }, parts, size);
+            return;
+        }
+        if !zero {
+            for panel in 0..panels {
+                let (from, to) = (from.add(panel * job.stride), sums.add(panel * GROUP * LANES));
+                std::ptr::copy_nonoverlapping(from, to, rows * LANES);
+            }
+        }
+        let to = TileSums::places(sums, TILE, GROUP * LANES);
+        let from = if zero { [std::ptr::null(); 4] } else { to.map(<*mut f32>::cast_const) };
+        tiles.add_products(&TileSums { from, to, apart: ROW }, parts, size);
+        for panel in 0..panels {
+            let (from, to) = (sums.add(panel * GROUP * LANES), out.add(panel * job.stride));
+            std::ptr::copy_nonoverlapping(from, to, rows * LANES);
+        }
+    }
+}
+
+dispatch_pairs! {
+    fn stage_at = stage_block(
+        job: &Job<'_>,
+        stage: &Stage<'_>,
+        memory: Memory,
+        rows: [usize; 2],
+        panels: [usize; 2],
+    );
+}
