@@ -1,10 +1,10 @@
 //! The backward pass: strips of keys walk over blocks of queries.
-use super::operands::{Operands, Pairs, Part, Singles, round_panel, split_scale, vectors};
+use super::amx::{InTiles, TilesTo, fits, padded};
+use super::operands::{Operands, Pairs, Panels, Part, Singles, round_panel, split_scale};
 use super::{BLOCK, tasks};
 use crate::activation::{Activation, LANES, unalign};
 use crate::attention::{Heads, Saved, Scores};
 use crate::floats::Floats;
-use crate::gemm::cpu::{score_tile, sum_tile, tile_rows, with_tile};
 use crate::par::{self, Shared};
 use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs};
@@ -48,13 +48,17 @@ struct Backward<'a> {
 #[inline(always)]
 unsafe fn backward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes<Sum = S::V>>(job: &Backward<'_>) {
     let Heads { head_dim, v_head_dim, .. } = job.heads;
-    let (visibility, key_panels) = (job.span.visibility(job.how.window), job.span.keys.div_ceil(LANES));
+    let visibility = job.span.visibility(job.how.window);
+    let [queries, key_panels] =
+        [visibility.queries(), job.span.keys].map(|tokens| tokens.div_ceil(LANES).next_multiple_of(O::STEP));
     let (key_panel, value_panel) = (head_dim * LANES, v_head_dim * LANES);
-    let (key_depth, value_depth) = (vectors::<O>(head_dim), vectors::<O>(v_head_dim));
     // Of operands along features, and of those along tokens.
-    let (by_features, value_by_features) = (key_depth * LANES, value_depth * LANES);
-    let (lanes, block_floats) = (LANES / O::NUMBERS, BLOCK / O::NUMBERS);
-    let (by_tokens, value_by_tokens) = (head_dim * lanes, v_head_dim * lanes);
+    let (by_features, value_by_features) = (O::score_panel(head_dim), O::score_panel(v_head_dim));
+    let (along_k, along_q, along_d_o) =
+        (O::along(head_dim, key_panels), O::along(head_dim, queries), O::along(v_head_dim, queries));
+    let block_floats = BLOCK / O::NUMBERS;
+    // SAFETY: the caller says so.
+    let engine = unsafe { O::engine() };
     let stride = QUERY_PANELS * BLOCK;
     let mut iota = [0.0f32; LANES];
     for (lane, value) in iota.iter_mut().enumerate() {
@@ -65,34 +69,27 @@ unsafe fn backward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes
         let panels = T::TILE_PANELS.min(key_panels - strip);
         let (key, last_key) = (strip * LANES, (strip + panels) * LANES - 1);
         let seeing = visibility.queries_of(key..last_key + 1);
-        let (mut block, query_panels) = (seeing.start / LANES, seeing.end.div_ceil(LANES));
+        let mut block = seeing.start / LANES / O::STEP * O::STEP;
+        let query_panels = seeing.end.div_ceil(LANES).next_multiple_of(O::STEP);
         // SAFETY: a strip is `panels` key panels below `key_panels`. A block is `count <= QUERY_PANELS` query panels
         // below `query_panels`, so that queries stay below those of `lse` and `delta`. Score rows are below LANES in
         // each of them, features below `head_dim` or `v_head_dim`; `p`, `ds` and `turned` have room for
         // `T::TILE_PANELS * QUERY_PANELS` blocks of 256.
         unsafe {
             let (k, v) = (job.k.add(strip * by_features), job.v.add(strip * value_by_features));
-            let sum_k = job.sum_k.add(strip * by_tokens);
+            let sum_k = job.sum_k.add(strip * along_k.panel);
             let (dk, dv) = (job.dk.add(strip * key_panel), job.dv.add(strip * value_panel));
             while block < query_panels {
                 let count = QUERY_PANELS.min(query_panels - block);
+                let [keys, values] = [(k, by_features), (v, value_by_features)].map(|(first, apart)| Panels {
+                    first,
+                    apart,
+                    count: panels,
+                });
+                let [p, ds] = [job.p, job.ds].map(|first| Panels { first, apart: stride, count: panels });
+                O::scores(&engine, head_dim, (job.q.add(block * by_features), count), keys, p);
+                O::scores(&engine, v_head_dim, (job.d_o.add(block * value_by_features), count), values, ds);
                 for qp in 0..count {
-                    let panel = block + qp;
-                    let mut row = 0;
-                    while row < LANES {
-                        let rows = tile_rows(LANES - row, T::TILE_ROWS);
-                        let to = qp * BLOCK + row * LANES;
-                        let q = job.q.add(panel * by_features + row);
-                        let d_o = job.d_o.add(panel * value_by_features + row);
-                        let (p, ds) = (job.p.add(to), job.ds.add(to));
-                        with_tile!(rows, panels, score_tile::<T>(key_depth, q, 1, k, by_features, p, stride));
-                        with_tile!(
-                            rows,
-                            panels,
-                            score_tile::<T>(value_depth, d_o, 1, v, value_by_features, ds, stride)
-                        );
-                        row += rows;
-                    }
                     for row in 0..LANES {
                         let query = (block + qp) * LANES + row;
                         let seen = visibility.keys_of(query.min(visibility.queries() - 1));
@@ -125,45 +122,18 @@ unsafe fn backward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes
                         O::move_along_rows(LANES, job.p.add(from), job.p.add(to));
                     }
                 }
-                let (q, d_o) = (job.sum_q.add(block * by_tokens), job.sum_d_o.add(block * value_by_tokens));
-                let mut row = 0;
-                while row < v_head_dim {
-                    let rows = tile_rows(v_head_dim - row, T::TILE_ROWS);
-                    let (from, step, to) = (d_o.add(row * lanes), value_by_tokens, dv.add(row * LANES));
-                    with_tile!(
-                        rows,
-                        panels,
-                        sum_tile::<T>(count, lanes, from, step, job.p, block_floats, stride, to, value_panel, true)
-                    );
-                    row += rows;
-                }
-                let mut row = 0;
-                while row < head_dim {
-                    let rows = tile_rows(head_dim - row, T::TILE_ROWS);
-                    let (from, to) = (q.add(row * lanes), dk.add(row * LANES));
-                    with_tile!(
-                        rows,
-                        panels,
-                        sum_tile::<T>(count, lanes, from, by_tokens, job.ds, block_floats, stride, to, key_panel, true)
-                    );
-                    row += rows;
-                }
+                let [p, ds] = [p, ds].map(Panels::to_read);
+                let d_o = (job.sum_d_o.add(block * along_d_o.panel), along_d_o, count);
+                O::sums(&engine, v_head_dim, d_o, p, Panels { first: dv, apart: value_panel, count: panels }, true);
+                let q = (job.sum_q.add(block * along_q.panel), along_q, count);
+                O::sums(&engine, head_dim, q, ds, Panels { first: dk, apart: key_panel, count: panels }, true);
                 let mut qp = 0;
                 while qp < count {
                     let pair = T::TILE_PANELS.min(count - qp);
-                    let dq = job.dq.add((block + qp) * key_panel);
-                    let (x, stride) = (job.turned.add(qp * panels * block_floats), panels * block_floats);
-                    let mut row = 0;
-                    while row < head_dim {
-                        let rows = tile_rows(head_dim - row, T::TILE_ROWS);
-                        let (from, to) = (sum_k.add(row * lanes), dq.add(row * LANES));
-                        with_tile!(
-                            rows,
-                            pair,
-                            sum_tile::<T>(panels, lanes, from, by_tokens, x, block_floats, stride, to, key_panel, true)
-                        );
-                        row += rows;
-                    }
+                    let turned = job.turned.add(qp * panels * block_floats).cast_const();
+                    let x = Panels { first: turned, apart: panels * block_floats, count: pair };
+                    let dq = Panels { first: job.dq.add((block + qp) * key_panel), apart: key_panel, count: pair };
+                    O::sums(&engine, head_dim, (sum_k, along_k, panels), x, dq, true);
                     qp += pair;
                 }
                 block += count;
@@ -189,8 +159,17 @@ unsafe fn backward_pairs<P: PairLanes>(job: &Backward<'_>) {
     unsafe { backward_kernel::<Pairs<P>, P::Wide, P>(job) }
 }
 
+/// # Safety
+/// As [`backward_kernel`]; the processor has tiles.
+#[inline(always)]
+unsafe fn backward_tiles<P: PairLanes>(job: &Backward<'_>) {
+    // SAFETY: as the caller says.
+    unsafe { backward_kernel::<InTiles<P>, P::Wide, P>(job) }
+}
+
 dispatch! { fn backward_head = backward_singles(job: &Backward<'_>); }
 dispatch_pairs! { fn backward_head_in_pairs = backward_pairs(job: &Backward<'_>); }
+dispatch_pairs! { fn backward_head_in_tiles = backward_tiles(job: &Backward<'_>); }
 
 /// `to[token] = sum over features of one times other`, of panels `[features][16]`, in the order of the features.
 ///
@@ -231,16 +210,18 @@ pub(in crate::attention) fn backward(
     let mut d_sink = vec![0.0f32; if sinks.is_some() { spans.len() * heads.query } else { 0 }];
     let d_sink_to = Shared(d_sink.as_mut_ptr());
     let (order, pairs) = (tasks(spans, heads.kv), q.pool().in_pairs());
+    let tiles = pairs && fits(heads);
+    let [step, even] = padded(tiles);
     let (of_queries, scale) = if pairs { split_scale(how.scale) } else { (how.scale, 1.0) };
     par::run(order.len(), |task| {
         let (index, kv) = order[task];
         let span = &spans[index];
         let (query_tokens, key_tokens) = (span.query_tokens(), span.key_tokens());
         let features = |head: usize, dim: usize| head * dim..(head + 1) * dim;
-        let (queries, keys) = (query_tokens.len().next_multiple_of(LANES), key_tokens.len().next_multiple_of(LANES));
+        let [queries, keys] = [&query_tokens, &key_tokens].map(|tokens| tokens.len().next_multiple_of(step));
         let block_floats = 2 * QUERY_PANELS * BLOCK;
         // Operands along features and along tokens are half of the numbers each.
-        let [key_features, value_features] = [head_dim, v_head_dim].map(|features| features.next_multiple_of(2));
+        let [key_features, value_features] = [head_dim, v_head_dim].map(|features| features.next_multiple_of(even));
         let panel = LANES * key_features.max(value_features);
         let floats = 2 * (keys + queries) * (key_features + value_features) + 2 * queries + 3 * block_floats + panel;
         with_scratch(floats, |scratch| {
@@ -264,7 +245,10 @@ pub(in crate::attention) fn backward(
             unsafe {
                 let part_k = Part::of(k, features(kv, head_dim), &key_tokens);
                 let part_v = Part::of(v, features(kv, v_head_dim), &key_tokens);
-                if pairs {
+                if tiles {
+                    part_k.to_tiles(temporary, TilesTo { columns: ks, sums: sum_k, ..TilesTo::NONE });
+                    part_v.to_tiles(temporary, TilesTo { columns: vs, ..TilesTo::NONE });
+                } else if pairs {
                     part_k.to_pairs(temporary, ks, sum_k);
                     part_v.to_pairs(temporary, vs, std::ptr::null_mut());
                 } else {
@@ -283,11 +267,24 @@ pub(in crate::attention) fn backward(
                     Part::of(lse, head..head + 1, &query_tokens).to_panels(lses);
                     let value_panel = v_head_dim * LANES;
                     if pairs {
-                        part_q.to_pairs(temporary, qs, sum_q);
-                        for panel in 0..queries / LANES {
+                        let d_o_to = TilesTo { rows: dos, sums: sum_d_o, ..TilesTo::NONE };
+                        if tiles {
+                            part_q.to_tiles(temporary, TilesTo { rows: qs, sums: sum_q, ..TilesTo::NONE });
+                            part_d_o.to_tiles(temporary, d_o_to);
+                            // No query is in the rest of the last tile.
+                            let rest = part_d_o.panels() * LANES..queries;
+                            for to in [lses, deltas] {
+                                to.add(rest.start).write_bytes(0, rest.len());
+                            }
+                        } else {
+                            part_q.to_pairs(temporary, qs, sum_q);
+                        }
+                        for panel in 0..part_d_o.panels() {
                             part_d_o.panel(panel, temporary);
                             dot_panel(v_head_dim, os.add(panel * value_panel), temporary, deltas.add(panel * LANES));
-                            round_panel(panel, v_head_dim, temporary, dos, sum_d_o);
+                            if !tiles {
+                                round_panel(panel, v_head_dim, temporary, dos, sum_d_o);
+                            }
                         }
                     } else {
                         part_q.to_panels(qs);
@@ -325,7 +322,9 @@ pub(in crate::attention) fn backward(
                         ds,
                         turned,
                     };
-                    if pairs {
+                    if tiles {
+                        backward_head_in_tiles(&job);
+                    } else if pairs {
                         backward_head_in_pairs(&job);
                     } else {
                         backward_head(&job);

@@ -1,9 +1,9 @@
 //! The forward pass: strips of queries walk over blocks of keys.
-use super::operands::{Operands, Pairs, Part, Singles, split_scale, vectors};
+use super::amx::{InTiles, TilesTo, padded};
+use super::operands::{Operands, Pairs, Panels, Part, Singles, split_scale};
 use super::{BLOCK, tasks};
 use crate::activation::{Activation, LANES, Pool, unalign};
 use crate::attention::{Heads, Scores};
-use crate::gemm::cpu::{score_tile, sum_tile, tile_rows, with_tile};
 use crate::par::{self, Shared};
 use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs};
@@ -82,17 +82,18 @@ unsafe fn forward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes<
     let Heads { head_dim, v_head_dim, .. } = job.heads;
     let visibility = job.span.visibility(job.how.window);
     let query_panels = visibility.queries().div_ceil(LANES);
-    let (key_panel, value_panel) = (vectors::<O>(head_dim) * LANES, v_head_dim * LANES);
-    // Of a panel of `v`, and of a vector of it.
-    let (v_panel, v_lanes) = (v_head_dim * (LANES / O::NUMBERS), LANES / O::NUMBERS);
+    let (key_panel, value_panel) = (O::score_panel(head_dim), v_head_dim * LANES);
+    let along = O::along(v_head_dim, job.span.keys.div_ceil(LANES).next_multiple_of(O::STEP));
     let (most_at_first, total_at_first) = start(job.sink);
     let score_stride = KEY_PANELS * BLOCK;
-    let depth = vectors::<O>(head_dim);
+    // SAFETY: the caller says so.
+    let engine = unsafe { O::engine() };
     let mut strip = 0;
     while strip < query_panels {
         let panels = O::Tile::TILE_PANELS.min(query_panels - strip);
         let visible = Visible::new(visibility, strip, panels);
-        let (first_panel, key_panels) = (visible.any.start / LANES, visible.any.end.div_ceil(LANES));
+        let first_panel = visible.any.start / LANES / O::STEP * O::STEP;
+        let key_panels = visible.any.end.div_ceil(LANES).next_multiple_of(O::STEP);
         // SAFETY: a strip is `panels` query panels below `query_panels`. A block is at most KEY_PANELS key panels, the
         // last of them below `key_panels`, which holds a key, for visible keys are below `keys`. Score rows are below
         // LANES in each of them, features below `head_dim` or `v_head_dim`.
@@ -104,16 +105,11 @@ unsafe fn forward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes<
             while block < key_panels {
                 // Blocks end at the same keys wherever a strip's window begins: a query's sums do not depend on its strip.
                 let count = (key_panels - block).min(KEY_PANELS - block % KEY_PANELS);
+                let queries = Panels { first: q, apart: key_panel, count: panels };
+                let scores = Panels { first: job.scores, apart: score_stride, count: panels };
+                O::scores(&engine, head_dim, (job.k.add(block * key_panel), count), queries, scores);
                 for kp in 0..count {
                     let key = (block + kp) * LANES;
-                    let mut row = 0;
-                    while row < LANES {
-                        let rows = tile_rows(LANES - row, O::Tile::TILE_ROWS);
-                        let from = job.k.add((block + kp) * key_panel + row);
-                        let to = job.scores.add(kp * BLOCK + row * LANES);
-                        with_tile!(rows, panels, score_tile::<T>(depth, from, 1, q, key_panel, to, score_stride));
-                        row += rows;
-                    }
                     if job.scale != 1.0 {
                         for panel in 0..panels {
                             for row in 0..LANES {
@@ -174,29 +170,10 @@ unsafe fn forward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes<
                         }
                     }
                 }
-                let mut row = 0;
-                while row < v_head_dim {
-                    let rows = tile_rows(v_head_dim - row, O::Tile::TILE_ROWS);
-                    let from = job.v.add(block * v_panel + row * v_lanes);
-                    let to = o.add(row * LANES);
-                    with_tile!(
-                        rows,
-                        panels,
-                        sum_tile::<T>(
-                            count,
-                            v_lanes,
-                            from,
-                            v_panel,
-                            job.scores,
-                            BLOCK / O::NUMBERS,
-                            score_stride,
-                            to,
-                            value_panel,
-                            block > first_panel
-                        )
-                    );
-                    row += rows;
-                }
+                let scores = scores.to_read();
+                let result = Panels { first: o, apart: value_panel, count: panels };
+                let values = (job.v.add(block * along.panel), along, count);
+                O::sums(&engine, v_head_dim, values, scores, result, block > first_panel);
                 block += count;
             }
             for panel in 0..panels {
@@ -233,8 +210,17 @@ unsafe fn forward_pairs<P: PairLanes>(job: &Forward<'_>) {
     unsafe { forward_kernel::<Pairs<P>, P::Wide, P>(job) }
 }
 
+/// # Safety
+/// As [`forward_kernel`]; the processor has tiles.
+#[inline(always)]
+unsafe fn forward_tiles<P: PairLanes>(job: &Forward<'_>) {
+    // SAFETY: as the caller says.
+    unsafe { forward_kernel::<InTiles<P>, P::Wide, P>(job) }
+}
+
 dispatch! { fn forward_head = forward_singles(job: &Forward<'_>); }
 dispatch_pairs! { fn forward_head_in_pairs = forward_pairs(job: &Forward<'_>); }
+dispatch_pairs! { fn forward_head_in_tiles = forward_tiles(job: &Forward<'_>); }
 
 /// [`crate::attention::forward`], whose checks have passed.
 pub(in crate::attention) fn forward(
@@ -254,6 +240,8 @@ pub(in crate::attention) fn forward(
     let (o_stride, lse_stride) = (o.stride(), lse.stride());
     let group = heads.query / heads.kv;
     let (order, pairs) = (tasks(spans, heads.kv), q.pool().in_pairs());
+    let tiles = pairs && super::amx::fits(heads);
+    let [step, even] = padded(tiles);
     let (of_queries, scale) = if pairs { split_scale(how.scale) } else { (how.scale, 1.0) };
     par::run(order.len(), |task| {
         let (span, kv) = (&spans[order[task].0], order[task].1);
@@ -262,13 +250,13 @@ pub(in crate::attention) fn forward(
         }
         let (query_tokens, key_tokens) = (span.query_tokens(), span.key_tokens());
         let features = |head: usize, dim: usize| head * dim..(head + 1) * dim;
-        let (queries, keys) = (query_tokens.len().next_multiple_of(LANES), key_tokens.len().next_multiple_of(LANES));
+        let [queries, keys] = [&query_tokens, &key_tokens].map(|tokens| tokens.len().next_multiple_of(step));
         let score_floats = 2 * KEY_PANELS * BLOCK;
         let panel = if pairs { LANES * head_dim.max(v_head_dim) } else { 0 };
-        let floats = (keys + queries) * (head_dim.next_multiple_of(2) + v_head_dim) + queries + score_floats + panel;
+        let features_of_keys = head_dim.next_multiple_of(even);
+        let floats = (keys + queries) * (features_of_keys + v_head_dim) + queries + score_floats + panel;
         with_scratch(floats, |scratch| {
             let mut scratch = Cutter(scratch);
-            let features_of_keys = head_dim.next_multiple_of(2);
             let (ks, vs) = (scratch.take(keys * features_of_keys), scratch.take(keys * v_head_dim));
             let (qs, os) = (scratch.take(queries * features_of_keys), scratch.take(queries * v_head_dim));
             let temporary = scratch.take(panel);
@@ -281,7 +269,10 @@ pub(in crate::attention) fn forward(
                     Part::of(k, features(kv, head_dim), &key_tokens),
                     Part::of(v, features(kv, v_head_dim), &key_tokens),
                 );
-                if pairs {
+                if tiles {
+                    keys.to_tiles(temporary, TilesTo { rows: ks, ..TilesTo::NONE });
+                    values.to_tiles(temporary, TilesTo { sums: vs, ..TilesTo::NONE });
+                } else if pairs {
                     keys.to_pairs(temporary, ks, std::ptr::null_mut());
                     values.to_pairs(temporary, std::ptr::null_mut(), vs);
                 } else {
@@ -292,7 +283,10 @@ pub(in crate::attention) fn forward(
                     let queries = Part { scale: of_queries, ..Part::of(q, features(head, head_dim), &query_tokens) };
                     let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
                     let job = Forward { heads, how, span, k: ks, v: vs, q: qs, o: os, lse: lses, scores, sink, scale };
-                    if pairs {
+                    if tiles {
+                        queries.to_tiles(temporary, TilesTo { columns: qs, ..TilesTo::NONE });
+                        forward_head_in_tiles(&job);
+                    } else if pairs {
                         queries.to_pairs(temporary, qs, std::ptr::null_mut());
                         forward_head_in_pairs(&job);
                     } else {

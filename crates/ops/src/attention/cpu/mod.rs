@@ -6,6 +6,7 @@
 use crate::activation::LANES;
 use crate::spans::Span;
 
+mod amx;
 mod backward;
 mod decode;
 mod forward;

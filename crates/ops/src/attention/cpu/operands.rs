@@ -1,9 +1,32 @@
 //! What a pass of attention multiplies: float32 numbers, or pairs of bfloat16 numbers that are neighbours along the sum.
+use super::BLOCK;
 use crate::activation::{Activation, LANES, realign};
-use crate::gemm::cpu::pairs;
+use crate::gemm::cpu::{pairs, score_tile, sum_tile, tile_rows, with_tile};
 use crate::simd::{PairLanes, Simd, TileLanes, dispatch_pairs};
 use std::marker::PhantomData;
 use std::ops::Range;
+
+/// How an operand of sums over tokens lies: floats from one panel of tokens to the next, and from one feature to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Along {
+    pub(super) panel: usize,
+    pub(super) row: usize,
+}
+
+/// Panels of vectors of a product: the first, floats from one to the next, and how many, one or two.
+#[derive(Clone, Copy)]
+pub(super) struct Panels<P> {
+    pub(super) first: P,
+    pub(super) apart: usize,
+    pub(super) count: usize,
+}
+
+impl Panels<*mut f32> {
+    /// The same, to read.
+    pub(super) const fn to_read(self) -> Panels<*const f32> {
+        Panels { first: self.first.cast_const(), apart: self.apart, count: self.count }
+    }
+}
 
 /// The operands of a pass's products; sums are float32.
 pub(super) trait Operands {
@@ -11,8 +34,60 @@ pub(super) trait Operands {
     type Wide: Simd;
     /// The lanes of a tile.
     type Tile: TileLanes<Sum = <Self::Wide as Simd>::V>;
+    /// What a kernel holds while it multiplies.
+    type Engine;
     /// How many numbers a lane holds.
     const NUMBERS: usize;
+    /// Panels of tokens are multiplied so many at a time: blocks begin and end at a multiple of it, and what no token fills is zero.
+    const STEP: usize;
+    /// Floats of a panel of an operand of scores with so many features.
+    fn score_panel(features: usize) -> usize {
+        features.div_ceil(Self::NUMBERS) * LANES
+    }
+    /// How an operand of sums over so many panels of tokens lies.
+    fn along(features: usize, _panels: usize) -> Along {
+        let row = LANES / Self::NUMBERS;
+        Along { panel: features * row, row }
+    }
+    /// # Safety
+    /// The processor has what the operands need.
+    unsafe fn engine() -> Self::Engine;
+    /// `to[panel j][block b][row i] = sum over features of rows[b][i] x[panel j]`, for `blocks` blocks of 16 rows.
+    ///
+    /// # Safety
+    /// The features of `Wide` and `Tile`; `rows` and `x` are operands of scores with these blocks, panels, and features; `to` has room.
+    #[inline(always)]
+    unsafe fn scores(
+        _engine: &Self::Engine,
+        features: usize,
+        (rows, blocks): (*const f32, usize),
+        x: Panels<*const f32>,
+        to: Panels<*mut f32>,
+    ) {
+        let (depth, panel) = (features.div_ceil(Self::NUMBERS), Self::score_panel(features));
+        for block in 0..blocks {
+            let to = Panels { first: to.first.wrapping_add(block * BLOCK), ..to };
+            // SAFETY: the block is one of `blocks`; the rest is as the caller says.
+            unsafe { score_block::<Self::Tile>(depth, rows.add(block * panel), x, to) };
+        }
+    }
+    /// `to[panel j][feature i] = (to[panel j][feature i] if add) + sum over blocks b, tokens t of matrix[b][i][t] x[b][t][panel j]`.
+    ///
+    /// # Safety
+    /// The features of `Wide` and `Tile`; `matrix` is an operand of sums of `blocks` panels from the first on, `x` holds as many, end to end;
+    /// `to` has room for the features.
+    #[inline(always)]
+    unsafe fn sums(
+        _engine: &Self::Engine,
+        features: usize,
+        (matrix, along, blocks): (*const f32, Along, usize),
+        x: Panels<*const f32>,
+        to: Panels<*mut f32>,
+        add: bool,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe { sum_rows::<Self::Tile>(features, (matrix, along, blocks), x, BLOCK / Self::NUMBERS, to, add) }
+    }
     /// Makes rows `[rows][16]` of float32 an operand along the rows, in place: `[rows / NUMBERS][16]`.
     ///
     /// # Safety
@@ -34,9 +109,52 @@ pub(super) trait Operands {
     unsafe fn transposed(from: *const f32, to: *mut f32);
 }
 
-/// Vectors of an operand along so many numbers.
-pub(super) const fn vectors<O: Operands>(numbers: usize) -> usize {
-    numbers.div_ceil(O::NUMBERS)
+/// Scores of a block of 16 rows, each the sum of `depth` products of a lane.
+///
+/// # Safety
+/// The features of `T`; both operands have `depth` vectors in each panel, and `to` has room.
+#[inline(always)]
+unsafe fn score_block<T: TileLanes>(depth: usize, rows: *const f32, x: Panels<*const f32>, to: Panels<*mut f32>) {
+    let mut row = 0;
+    while row < LANES {
+        let count = tile_rows(LANES - row, T::TILE_ROWS);
+        // SAFETY: row `row + count` is at most 16; the rest is as the caller says.
+        unsafe {
+            let (from, to_row) = (rows.add(row), to.first.add(row * LANES));
+            with_tile!(count, x.count, score_tile::<T>(depth, from, 1, x.first, x.apart, to_row, to.apart));
+        }
+        row += count;
+    }
+}
+
+/// Sums of [`Operands::sums`], where `step` floats lie from one block of `x` to the next.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn sum_rows<T: TileLanes>(
+    features: usize,
+    (matrix, along, blocks): (*const f32, Along, usize),
+    x: Panels<*const f32>,
+    step: usize,
+    to: Panels<*mut f32>,
+    add: bool,
+) {
+    let mut row = 0;
+    while row < features {
+        let count = tile_rows(features - row, T::TILE_ROWS);
+        // SAFETY: feature `row + count` is at most `features`; the rest is as the caller says.
+        unsafe {
+            let (from, to_row) = (matrix.add(row * along.row), to.first.add(row * LANES));
+            let (lanes, panel) = (along.row, along.panel);
+            with_tile!(
+                count,
+                x.count,
+                sum_tile::<T>(blocks, lanes, from, panel, x.first, step, x.apart, to_row, to.apart, add)
+            );
+        }
+        row += count;
+    }
 }
 
 /// Float32 numbers.
@@ -45,7 +163,11 @@ pub(super) struct Singles<S>(PhantomData<S>);
 impl<S: Simd> Operands for Singles<S> {
     type Wide = S;
     type Tile = S;
+    type Engine = ();
     const NUMBERS: usize = 1;
+    const STEP: usize = 1;
+    #[inline(always)]
+    unsafe fn engine() {}
     #[inline(always)]
     unsafe fn move_along_rows(rows: usize, from: *const f32, to: *mut f32) {
         if !std::ptr::eq(from, to) {
@@ -66,7 +188,11 @@ pub(super) struct Pairs<P>(PhantomData<P>);
 impl<P: PairLanes> Operands for Pairs<P> {
     type Wide = P::Wide;
     type Tile = P;
+    type Engine = ();
     const NUMBERS: usize = 2;
+    const STEP: usize = 1;
+    #[inline(always)]
+    unsafe fn engine() {}
     #[inline(always)]
     unsafe fn move_along_rows(rows: usize, from: *const f32, to: *mut f32) {
         for pair in 0..rows / 2 {
