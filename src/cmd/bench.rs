@@ -386,7 +386,11 @@ fn show(request: &TrainingRequest, outcome: &TrainingOutcome) -> String {
         count(outcome.threads, "thread"),
         outcome.simd
     );
-    let what = if outcome.simd == "avx512_bf16" { "bfloat16 dot products" } else { "multiply-adds" };
+    let what = match outcome.simd.as_str() {
+        "amx_bf16" => "bfloat16 products in tiles",
+        "avx512_bf16" => "bfloat16 dot products",
+        _ => "multiply-adds",
+    };
     let _ = writeln!(text, "  {:>10.1} tokens/s", outcome.tokens_per_second);
     let _ = writeln!(text, "  {:>10.1} s to load the base", outcome.load_seconds);
     let (predicted, peak) = (outcome.predicted.total(), outcome.peak_bytes);

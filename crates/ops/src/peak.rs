@@ -1,6 +1,7 @@
 //! What this machine can do on all threads of the pool: multiply-adds per second with everything in registers, and bytes
 //! per second from memory.
 use super::par;
+use super::simd::amx::{TilePart, TileSums, Tiles};
 use super::simd::{self, Level, PairLanes, Simd, dispatch, dispatch_pairs};
 use std::time::Instant;
 
@@ -87,9 +88,52 @@ unsafe fn spin_pairs_kernel<P: PairLanes>(rounds: usize, seed: &[f32; 16], to: &
 
 dispatch_pairs! { fn spin_pairs = spin_pairs_kernel(rounds: usize, seed: &[f32; 16], to: &mut [f32; 16]); }
 
+/// One task of [`tile_flops`]: `rounds` products of four tiles each, with operands in the first cache.
+fn spin_tiles(rounds: usize) -> f32 {
+    const STEPS: usize = 8;
+    // Two tiles of rows and two of columns, `STEPS` times 1 KiB each.
+    let (rows, columns) = (vec![0.0f32; 2 * STEPS * 256], vec![0.0f32; 2 * STEPS * 256]);
+    let mut sums = vec![0.0f32; 4 * 256];
+    let part = TilePart {
+        rows: rows.as_ptr().cast(),
+        apart: STEPS * 64,
+        columns: [columns.as_ptr(), columns[STEPS * 256..].as_ptr()].map(<*const f32>::cast),
+        steps: STEPS,
+    };
+    let to = TileSums::places(sums.as_mut_ptr(), 2 * 256, 256);
+    let sums_of = TileSums { from: [std::ptr::null(); 4], to, apart: 64 };
+    let parts = [part; 16];
+    // SAFETY: `in_tiles` has found the tiles; the buffers hold as many numbers as the parts say, and four tiles of sums.
+    unsafe {
+        let tiles = Tiles::begin();
+        for _ in 0..rounds / (parts.len() * STEPS) {
+            tiles.add_products(&sums_of, &parts, [2, 2]);
+        }
+    }
+    sums.iter().sum()
+}
+
+/// As [`flops`], of products of bfloat16 in tiles of AMX.
+fn tile_flops(seconds: f64) -> f64 {
+    let (threads, rounds) = (par::threads(), 128 << 10);
+    let (mut best, start) = (0.0f64, Instant::now());
+    while start.elapsed().as_secs_f64() < seconds {
+        let one = Instant::now();
+        par::run(threads, |_| {
+            std::hint::black_box(spin_tiles(rounds));
+        });
+        // Four products of 16 x 32 and 32 x 16 numbers, two operations each.
+        best = best.max((threads * rounds * 4 * 16 * 16 * 32 * 2) as f64 / one.elapsed().as_secs_f64());
+    }
+    best
+}
+
 /// As [`flops`], of products whose operands are bfloat16: as fast as those of float32 where the processor has no instruction
 /// for them.
 pub fn product_flops(seconds: f64) -> f64 {
+    if simd::in_tiles() {
+        return tile_flops(seconds);
+    }
     if simd::pair_level().is_none() {
         return flops(seconds);
     }
