@@ -1,5 +1,6 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
 use super::atomic_lines;
+use super::numbers::whole;
 use super::terminal::{print, print_exact};
 use crate::bench::bench_cache::MeasuredRate;
 use crate::bench::decode_bench;
@@ -7,7 +8,9 @@ use crate::bench::kernels_bench::{self, KernelLine};
 use crate::bench::ranks_bench::{self, RanksEngine, RanksLine};
 use crate::bench::sweep::{self, Sweep};
 use crate::bench::training::{self, TrainingOutcome, TrainingRequest};
-use crate::config::{Bytes, Checkpointing, Config, ConfigValue as _, Dtype, Mode, Node, Quantization, TargetModules};
+use crate::config::{
+    Bytes, Checkpointing, Config, ConfigValue as _, Dtype, Mode, Node, Quantization, Range, TargetModules,
+};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, OutputFile};
@@ -37,16 +40,16 @@ pub struct Args {
     #[arg(long, default_value = "lora")]
     mode: String,
     /// Use rows of this many tokens (default: 512), or prompts with `decode` (default: 32)
-    #[arg(long, value_parser = clap::value_parser!(u64).range(2..=1_000_000))]
+    #[arg(long, value_parser = whole::<u64>(Range::within(2.0, 1_000_000.0)))]
     seq: Option<u64>,
     /// Train on this many rows a step (default: 2), or generate this many answers at once (default: 1, then 8)
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    #[arg(long, value_parser = whole::<u64>(Range::within(1.0, 100_000.0)))]
     batch: Option<u64>,
     /// Measure this many steps after a warm-up step (default: 3), or tokens of an answer after the first (default: 64)
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_parser = whole::<u64>(Range::within(1.0, 1_000_000.0)))]
     steps: Option<u64>,
     /// Use adapters of this rank
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    #[arg(long, default_value_t = 16, value_parser = whole::<u64>(Range::within(1.0, 65_536.0)))]
     rank: u64,
     /// Recompute activations in the backward pass instead of keeping them
     #[arg(long)]
@@ -73,19 +76,19 @@ pub struct Args {
     #[arg(long, value_delimiter = ',')]
     targets: Vec<String>,
     /// Process at most this many tokens in a pass, as `train.max_tokens_per_pass` does
-    #[arg(long)]
+    #[arg(long, value_parser = whole::<usize>(Range::at_least(1.0)))]
     max_tokens_per_pass: Option<usize>,
     /// Measure every way to cut a step of --batch rows, next to the automatic choice
     #[arg(long)]
     sweep: bool,
     /// With --sweep, use at most this much memory, such as 2GiB
-    #[arg(long, value_name = "SIZE", requires = "sweep")]
+    #[arg(long, value_name = "SIZE", requires = "sweep", allow_hyphen_values = true)]
     memory_budget: Option<String>,
     /// Train on rows `{input_ids, labels}` of this file (default: synthetic rows)
     #[arg(long, value_name = "FILE.jsonl")]
     data: Option<PathBuf>,
     /// Use this many threads (default: all cores)
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_parser = whole::<u64>(Range::within(1.0, 4096.0)))]
     threads: Option<u64>,
     /// Use at most this instruction set: `portable`, `avx2`, `avx512` or `amx`, on ARM `neon` (default: the best here)
     #[arg(long)]
@@ -94,7 +97,7 @@ pub struct Args {
     #[arg(long)]
     predict: bool,
     /// Measure several numbers of ranks on this machine, such as 1,2,4, next to what `plan --scaling` predicts
-    #[arg(long, value_delimiter = ',', conflicts_with_all = ["predict", "sweep", "model"], value_parser = clap::value_parser!(u64).range(1..=256))]
+    #[arg(long, value_delimiter = ',', allow_hyphen_values = true, conflicts_with_all = ["predict", "sweep", "model"], value_parser = whole::<u64>(Range::within(1.0, 256.0)))]
     ranks: Vec<u64>,
     /// Compute on this device: cpu, cuda, cuda:N, or auto, as `model.device` does
     #[arg(long, default_value = "cpu")]

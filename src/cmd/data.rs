@@ -2,7 +2,9 @@
 use super::args::JobArgs;
 use super::atomic_lines::AtomicLines;
 use super::download::Downloads;
+use super::numbers::whole;
 use super::terminal::{self, Style};
+use crate::config::Range;
 use crate::config::arch::Arch;
 use crate::data::{
     self, AnswerReport, Counts, Dataset, Example, IGNORE, PictureReport, Pictures, Progress, Shown, Split,
@@ -32,7 +34,7 @@ pub struct Args {
     #[command(flatten)]
     job: JobArgs,
     /// Show this many rows; text with loss is coloured, or stands between ⟦ and ⟧
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = whole::<usize>(Range::at_least(0.0)))]
     rows: usize,
     /// Write every training, validation and test row as `{text, input_ids, labels}`, or `{text, input_ids, label}` for
     /// classification and regression
@@ -108,21 +110,38 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Shows the progress of tokenizing on standard error, if that is a terminal.
 #[derive(Default)]
-pub(super) struct Bar(RefCell<Option<ProgressBar>>);
+pub(super) struct Bar {
+    bar: RefCell<Option<ProgressBar>>,
+    /// Whether warnings go to standard error. Commands whose own output has them leave this off.
+    warns: bool,
+}
+
+impl Bar {
+    /// A bar that writes warnings to standard error.
+    pub fn with_warnings() -> Self {
+        Self { warns: true, ..Self::default() }
+    }
+}
 
 impl Progress for Bar {
     fn begin(&self, what: &str, total: u64) {
         let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}");
         let bar = ProgressBar::new(total).with_message(what.to_owned());
-        self.0.replace(Some(style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)));
+        self.bar.replace(Some(style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)));
     }
 
     fn advance(&self, by: u64) {
-        self.0.borrow().iter().for_each(|bar| bar.inc(by));
+        self.bar.borrow().iter().for_each(|bar| bar.inc(by));
     }
 
     fn end(&self) {
-        self.0.take().iter().for_each(ProgressBar::finish_and_clear);
+        self.bar.take().iter().for_each(ProgressBar::finish_and_clear);
+    }
+
+    fn warn(&self, text: &str) {
+        if self.warns {
+            terminal::print_warning(text);
+        }
     }
 }
 

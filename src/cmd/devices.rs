@@ -91,7 +91,7 @@ pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> 
         "auto" => {}
         text => match text.parse() {
             Ok(number @ 1..=4096) => said.push((format!("--nproc {number}"), number)),
-            _ => return Err(Error::config(format!("--nproc {text}: expected a number up to 4096, or auto"))),
+            _ => return Err(Error::config(format!("--nproc {text}: expected a number from 1 to 4096, or auto"))),
         },
     }
     if !request.gpu_ids.is_empty() {
@@ -102,7 +102,7 @@ pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> 
             .parse()
             .ok()
             .filter(|number| (1..=4096).contains(number))
-            .ok_or_else(|| Error::config(format!("env NUM_GPUS={text}: expected a number up to 4096")))?;
+            .ok_or_else(|| Error::config(format!("env NUM_GPUS={text}: expected a number from 1 to 4096")))?;
         let most = if found > 0 { visible } else { RANKS_A_CORE * request.cores };
         if number > most {
             let cores = if found > 0 { String::new() } else { format!(", and {}", count(request.cores, "core")) };

@@ -47,16 +47,21 @@ impl Setting {
         self.more.contains("turns on sampling")
     }
 
+    /// What the flag does, from the first line of its key's documentation.
+    fn summary(def: &OptionDef) -> String {
+        let summary = def.doc.lines().next().unwrap_or_default().trim().trim_end_matches('.');
+        // Flags set `do_sample` themselves.
+        let summary = summary.strip_prefix("With `do_sample`: ").unwrap_or(summary);
+        let (first, rest) = summary.split_at(summary.chars().next().map_or(0, char::len_utf8));
+        first.to_uppercase() + rest
+    }
+
     fn argument(&self) -> Arg {
         let mut help = String::new();
         if let Some(def) = self.definition() {
-            let summary = def.doc.lines().next().unwrap_or_default().trim().trim_end_matches('.');
-            // Flags set `do_sample` themselves.
-            let summary = summary.strip_prefix("With `do_sample`: ").unwrap_or(summary);
-            let (first, rest) = summary.split_at(summary.chars().next().map_or(0, char::len_utf8));
             let default = (def.get)(&Config::default());
-            let (first, more, key, expected) = (first.to_uppercase(), self.more, self.key, def.expectation());
-            help = format!("{first}{rest}{more} (`{key}`: {expected}; default {default})");
+            let (summary, more, key, expected) = (Self::summary(def), self.more, self.key, def.expectation());
+            help = format!("{summary}{more} (`{key}`: {expected}; default {default})");
         }
         let action = if self.flag == STOP { ArgAction::Append } else { ArgAction::Set };
         Arg::new(self.key).long(&self.flag[2..]).value_name(self.value_name).help(help).action(action)
@@ -99,6 +104,18 @@ impl FromArgMatches for GenerationFlags {
 }
 
 impl GenerationFlags {
+    /// The error of reading a configuration with these flags; one about a flag's value says what the flag does.
+    pub fn explained(error: Error) -> Error {
+        let refused = |setting: &&Setting| error.message().starts_with(&format!("flag {}: ", setting.flag));
+        let setting = SETTINGS.iter().find(refused).filter(|_| error.hint_text().is_none());
+        match setting.and_then(|setting| Some((setting, setting.definition()?))) {
+            Some((Setting { flag, value_name, .. }, def)) => {
+                error.hint(format!("{flag} {value_name}: {}", Setting::summary(def)))
+            }
+            None => error,
+        }
+    }
+
     /// The flags for the resolver. A flag of sampling sets `gen.do_sample` too; `--temperature 0` sets it to `false`.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::SIGTERM;
 
 use super::devices::{self, RankRequest, Started};
+use super::numbers::{number, whole};
 use super::paste::{AGAIN, own_again};
 use super::rank_processes::{Rank, Reports, outcome, pass_on};
 use super::terminal;
@@ -18,7 +19,7 @@ use crate::comm::env::{ERROR_FILE, STORE};
 use crate::comm::host::Host;
 use crate::comm::token::{MAKE_TOKEN, RunToken, TOKEN};
 use crate::comm::{gloo, gloo_library, process};
-use crate::config::{DeviceChoice, RankBackend, Strategy};
+use crate::config::{DeviceChoice, Range, RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
 use crate::signals::{self, Requests};
 use crate::words::count;
@@ -30,25 +31,25 @@ pub struct Args {
     #[arg(long, default_value = "auto")]
     nproc: String,
     /// Train on this many machines, each of which runs this command (default: Accelerate's `num_machines`, else 1)
-    #[arg(long)]
+    #[arg(long, value_parser = whole::<usize>(Range::at_least(1.0)))]
     nnodes: Option<usize>,
     /// Number this machine, from 0 (default: Accelerate's `machine_rank`, else 0)
-    #[arg(long)]
+    #[arg(long, value_parser = whole::<usize>(Range::at_least(0.0)))]
     node_rank: Option<usize>,
     /// Meet at this machine: the name or address of the one with --node-rank 0
     #[arg(long)]
     master_addr: Option<String>,
     /// Meet at this port (default on one machine: any free port)
-    #[arg(long)]
+    #[arg(long, value_parser = whole::<u16>(Range::within(0.0, 65_535.0)))]
     master_port: Option<u16>,
     /// Give up after an operation between ranks takes this many seconds (`train.ddp_timeout`)
-    #[arg(long)]
+    #[arg(long, value_parser = number(Range { above: Some(0.0), max: Some(1e9), ..Range::ANY }))]
     timeout: Option<f64>,
     /// Restart from the newest checkpoint this many times after a rank is lost
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = whole::<usize>(Range::at_least(0.0)))]
     max_restarts: usize,
     /// Start a rank for each of these GPUs, such as 0,1, which become the ranks' `CUDA_VISIBLE_DEVICES`
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', allow_hyphen_values = true, value_parser = whole::<usize>(Range::at_least(0.0)))]
     gpu_ids: Vec<usize>,
     /// Run this command on every rank: `train CONFIG …`
     #[arg(last = true, required = true, value_name = "train CONFIG")]

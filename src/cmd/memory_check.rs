@@ -65,13 +65,16 @@ impl data::Progress for Quiet {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}
     fn end(&self) {}
+
+    fn warn(&self, text: &str) {
+        terminal::print_warning(text);
+    }
 }
 
 impl Observer for Quiet {
     fn event(&self, event: &Event<'_>) {
         match event {
             Event::Notice(text) => terminal::print_note(text),
-            Event::Warning(text) => terminal::print_warning(text),
             _ => {}
         }
     }

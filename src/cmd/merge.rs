@@ -3,12 +3,13 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
+use super::numbers::number;
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::publish::{publish_folder, recover_folder};
 use crate::checkpoint::{Manifest, peft};
-use crate::config::{Config, ModelConfig};
+use crate::config::{Config, ModelConfig, Range};
 use crate::error::{Error, Result};
 use crate::export::folder::{self, FolderSettings, WrittenFolder};
 use crate::export::merge::{Comparison, Merged, Parts, compare, dequantized, plain_model, sample_logits};
@@ -40,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "nf4|fp4|int8", conflicts_with = "adapter_only")]
     requantize: Option<String>,
     /// Split weights into files of at most this many GB
-    #[arg(long, value_name = "GB", default_value_t = 5.0)]
+    #[arg(long, value_name = "GB", default_value_t = 5.0, value_parser = number(Range::greater_than(0.0)))]
     shard_size: f64,
     /// Accept a result whose logits differ by at most this, relative to the largest logit
     #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE, value_parser = parse_difference)]

@@ -36,6 +36,7 @@ mod model_session;
 pub mod models;
 mod models_adapters;
 mod models_memory;
+mod numbers;
 mod parts_args;
 mod paste;
 mod plan;
@@ -56,7 +57,7 @@ mod trained;
 
 use crate::device;
 use crate::error::{Error, Result};
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -166,9 +167,16 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     guard::guarded(move || finish(device::memory::guarded(|| command(args))))
 }
 
+/// Reads the arguments.
+fn parse(args: Vec<OsString>) -> std::result::Result<Cli, clap::Error> {
+    let mut command = numbers::taking_negative(Cli::command());
+    let matches = command.try_get_matches_from_mut(args)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
 /// Reads the arguments, and does what they say.
 fn command(args: Vec<OsString>) -> Result<ExitCode> {
-    let usage = match Cli::try_parse_from(args) {
+    let usage = match parse(args) {
         Ok(cli) => {
             crate::threads::check_environment()?;
             return cli.command.run().map(|()| ExitCode::SUCCESS);

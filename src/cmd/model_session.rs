@@ -116,7 +116,7 @@ impl AskArgs {
             check_model_folder("--model", model)?;
             flags.push(Flag { name: "--model", key: "model.name", value: model.clone() });
         }
-        let (resolved, from_file) = self.config.load_optional(&flags)?;
+        let (resolved, from_file) = self.config.load_optional(&flags).map_err(GenerationFlags::explained)?;
         let no_length = *resolved.source("model.max_seq_len") == Source::Default;
         let mut config = resolved.config;
         if self.model.is_some() {
@@ -174,7 +174,7 @@ impl AskArgs {
         let Parts { arch, weights, below, .. } = parts;
         // As in training, longer texts than the context are read only where they are asked for.
         if no_length {
-            config.model.max_seq_len = config.model.max_seq_len.min(arch.max_position_embeddings);
+            config.model.max_seq_len = config.model.max_seq_len.min(arch.reach());
         }
         config.model.quantization =
             quantize::resolve(&arch, &config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);

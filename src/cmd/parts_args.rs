@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::args::{ConfigArgs, check_model_folder};
 use super::download::Downloads;
+use super::numbers::{number, whole};
 use super::provenance::{self, Checked, Texts};
 use super::terminal::print_note;
 use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
@@ -11,7 +12,7 @@ use crate::checkpoint::peft;
 use crate::checkpoint::stamp_check;
 use crate::config::arch::{Arch, Vocabulary};
 use crate::config::vision::{VisionArch, has_encoder};
-use crate::config::{Config, DeviceChoice, Mode, ModelConfig};
+use crate::config::{Config, DeviceChoice, Mode, ModelConfig, Range};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::device::{Device, gpu};
 use crate::error::{Error, Result};
@@ -38,16 +39,16 @@ pub struct PartsArgs {
     #[arg(long, value_name = "DIR")]
     pub below: Vec<PathBuf>,
     /// Weight several adapters, such as 0.7,0.3 (default: 1 each)
-    #[arg(long, value_name = "W,…", value_delimiter = ',', allow_hyphen_values = true)]
+    #[arg(long, value_name = "W,…", value_delimiter = ',', allow_hyphen_values = true, value_parser = number(Range::ANY))]
     pub weights: Vec<f64>,
     /// Blend several adapters as PEFT's `add_weighted_adapter` does; `cat` is exactly the sum of their updates
     #[arg(long, value_name = "cat|linear|ties|dare_linear|dare_ties|magnitude_prune", default_value = "cat")]
     pub combine: String,
     /// Keep this share of values with `ties`, `dare_*` and `magnitude_prune` (default: 0.5)
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = number(Range { above: Some(0.0), max: Some(1.0), ..Range::ANY }))]
     pub density: Option<f64>,
     /// Seed the random choice of `dare_*` (default: 42)
-    #[arg(long, value_name = "SEED")]
+    #[arg(long, value_name = "SEED", value_parser = whole::<u64>(Range::at_least(0.0)))]
     pub seed: Option<u64>,
     /// Accept that this field of the adapter's backend.json differs; `quantization` and `dtype` take the base as it is stored,
     /// whatever its form in training. May be given more than once
@@ -264,14 +265,6 @@ impl PartsArgs {
     /// # Errors
     /// [`crate::Kind::Config`], naming the flag.
     fn check_blend(&self) -> Result<()> {
-        if let Some(weight) = self.weights.iter().find(|weight| !weight.is_finite()) {
-            return Err(Error::config(format!("--weights {weight}: expected finite numbers"))
-                .hint("name a factor for each adapter, such as --weights 0.7,0.3"));
-        }
-        let density = self.density.filter(|density| !(*density > 0.0 && *density <= 1.0));
-        if let Some(density) = density {
-            return Err(Error::config(format!("--density {density}: expected a share above 0, at most 1")));
-        }
         let combine = self.combine.as_str();
         if self.density.is_some() && ["cat", "linear"].contains(&combine) {
             let error =

@@ -1,11 +1,14 @@
 //! `tunesmith plan`: predicts the memory and time of a run on each rank, by strategy, before anything is downloaded.
 use super::args::{ConfigArgs, check_model_folder};
+use super::numbers::{number, whole};
 use super::plan_report::{Report, Time, show};
 use super::{run_plan, scaling, terminal};
 use crate::bench::bench_cache::MeasuredRate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
 use crate::config::vision::VisionArch;
-use crate::config::{Auto, Bytes, Config, DeviceChoice, ModelConfig, Resolved, Task, is_hub_name, refuse_gguf, shape};
+use crate::config::{
+    Auto, Bytes, Config, DeviceChoice, ModelConfig, Range, Resolved, Task, is_hub_name, refuse_gguf, shape,
+};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::files;
@@ -37,17 +40,17 @@ pub struct Args {
     #[arg(long, value_name = "DIR|FILE|OWNER/NAME")]
     model: Option<String>,
     /// Plan for this many ranks, with one device each (default: 1)
-    #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = whole::<u64>(Range::within(1.0, 65_536.0)))]
     gpus: Option<u64>,
     /// Give each rank this much memory, such as 24GiB (default: what is free on this machine's GPU, or on the CPU an even share
     /// of the memory)
-    #[arg(long, visible_alias = "gpu-memory", value_name = "SIZE")]
+    #[arg(long, visible_alias = "gpu-memory", value_name = "SIZE", allow_hyphen_values = true)]
     vram: Option<String>,
     /// Plan for this kind of device (default: `gpu` with --gpus or --vram, else as model.device says)
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
     /// Assume this speed of a rank in TFLOP/s (default on the CPU: as last measured by `tunesmith bench`)
-    #[arg(long)]
+    #[arg(long, value_parser = number(Range::greater_than(0.0)))]
     tflops: Option<f64>,
     #[command(flatten)]
     scaling: scaling::ScalingArgs,
@@ -140,7 +143,7 @@ fn report(args: &Args) -> Result<Report> {
     }
     let scaling = match speed(args, &predictor, &machine) {
         _ if !args.scaling.scaling => None,
-        Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, machine.device, speed)?),
+        Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, machine.device, speed)),
         None => {
             return Err(Error::config("--scaling: the speed of a rank is unknown")
                 .hint("give the training speed of one rank (--tflops), or run `tunesmith bench` once on the CPU"));
@@ -194,7 +197,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<Planne
     arch.grow((vocabulary..vocabulary + config.tuning.new_tokens.len() as u32).collect());
     arch.separate(Targets::of(&config.tuning).apart());
     let other = args.model.is_some();
-    let (length, note) = resolved.max_seq_len(arch.max_position_embeddings, arch.reach(), other)?;
+    let (length, note) = resolved.max_seq_len(arch.reach(), other)?;
     config.model.max_seq_len = length;
     if let Some(note) = note {
         terminal::print_note(&note);
@@ -240,9 +243,6 @@ fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<(Arc<Vision
 
 /// The devices to plan for: from the flags, else from `choice`.
 fn machine(args: &Args, choice: DeviceChoice) -> Result<Machine> {
-    if let Some(tflops) = args.tflops.filter(|tflops| !(tflops.is_finite() && *tflops > 0.0)) {
-        return Err(Error::config(format!("--tflops {tflops}, expected a number above 0")));
-    }
     let asked = args.device.as_deref().map(|device| device == "gpu");
     let asked = asked.or_else(|| (args.gpus.is_some() || args.vram.is_some()).then_some(true));
     // A GPU of this machine, if there is one that the plan could be for.
@@ -445,5 +445,6 @@ fn time(
         tokens_per_second: tokens_per_step / seconds_per_step,
         basis: basis + &shared + copies,
         seconds: steps.map(|steps| steps as f64 * seconds_per_step),
+        seconds_per_image_ahead: Some(Costs::image(&predictor.job).ahead / speed).filter(|&seconds| seconds > 0.0),
     }))
 }

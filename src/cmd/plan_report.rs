@@ -36,6 +36,9 @@ pub(super) struct Time {
     pub basis: String,
     /// The whole run, if `train.max_steps` is set.
     pub seconds: Option<f64>,
+    /// Of each image once before training, on one rank, if its features are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds_per_image_ahead: Option<f64>,
 }
 
 pub(super) fn show(report: &Report) -> String {
@@ -94,6 +97,11 @@ pub(super) fn show(report: &Report) -> String {
         );
         if let Some(seconds) = time.seconds {
             let _ = writeln!(out, "      {} for train.max_steps", human_seconds(seconds));
+        }
+        if let Some(seconds) = time.seconds_per_image_ahead {
+            let thousand = human_seconds(1000.0 * seconds);
+            let _ =
+                writeln!(out, "      {thousand} for each 1,000 images, once before training (vision.cache_features)");
         }
     }
     out += &scaling.as_ref().map(scaling::show).unwrap_or_default();

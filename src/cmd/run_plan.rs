@@ -28,20 +28,23 @@ pub fn run(resolved: &Resolved, json: bool) -> Result<()> {
     terminal::print(&text(&plan))
 }
 
-/// Prints notices, and shows no progress.
+/// Prints notices and warnings, and shows no progress.
 struct Notices;
 
 impl data::Progress for Notices {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}
     fn end(&self) {}
+
+    fn warn(&self, text: &str) {
+        terminal::print_warning(text);
+    }
 }
 
 impl Observer for Notices {
     fn event(&self, event: &Event<'_>) {
         match event {
             Event::Notice(text) => terminal::print_note(text),
-            Event::Warning(text) => terminal::print_warning(text),
             _ => {}
         }
     }

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::columns::columns;
-use crate::config::{Config, Mode};
-use crate::error::{Error, Result};
+use super::numbers::{number, whole};
+use crate::config::{Config, Mode, Range};
 use crate::plan::flops::Costs;
 use crate::plan::grouped;
 use crate::plan::memory::{Device, Predictor};
@@ -19,14 +19,14 @@ pub struct ScalingArgs {
     #[arg(long)]
     pub scaling: bool,
     /// Assume this one-way bandwidth between ranks of a machine, in GB/s (default: 300 for GPUs, which is NVLink 4; 2 on the CPU)
-    #[arg(long, value_name = "GB/s", requires = "scaling")]
+    #[arg(long, value_name = "GB/s", requires = "scaling", value_parser = number(Range::greater_than(0.0)))]
     inside: Option<f64>,
     /// Assume this bandwidth of a rank to other machines, in GB/s (default: 45 for GPUs, which is 400 Gb/s InfiniBand; 1.1 on the
     /// CPU)
-    #[arg(long, value_name = "GB/s", requires = "scaling")]
+    #[arg(long, value_name = "GB/s", requires = "scaling", value_parser = number(Range::greater_than(0.0)))]
     between: Option<f64>,
     /// Assume this many ranks in a machine (default: 8 GPUs; 1 on the CPU)
-    #[arg(long, value_name = "N", requires = "scaling", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", requires = "scaling", value_parser = whole::<u64>(Range::within(1.0, 1024.0)))]
     per_machine: Option<u64>,
 }
 
@@ -42,9 +42,6 @@ pub struct Report {
 }
 
 /// Estimates the speed of `predictor`'s job with batches like `batch`, on devices of `speed` FLOP/s each.
-///
-/// # Errors
-/// [`crate::Kind::Config`]: a bandwidth that is none.
 pub fn report(
     args: &ScalingArgs,
     config: &Config,
@@ -52,21 +49,16 @@ pub fn report(
     batch: &Batch,
     device: Device,
     speed: f64,
-) -> Result<Report> {
+) -> Report {
     let gpu = device == Device::Gpu;
-    let bandwidth = |given: Option<f64>, name: &str, default: f64| match given {
-        Some(giga) if giga.is_finite() && giga > 0.0 => Ok(giga * 1e9),
-        Some(giga) => Err(Error::config(format!("--{name} {giga}, expected gigabytes a second above 0"))),
-        None => Ok(default * 1e9),
-    };
     let fabric = Fabric {
         local: args.per_machine.unwrap_or(if gpu { 8 } else { 1 }),
         inside: Link {
-            bandwidth: bandwidth(args.inside, "inside", if gpu { 300.0 } else { 2.0 })?,
+            bandwidth: args.inside.unwrap_or(if gpu { 300.0 } else { 2.0 }) * 1e9,
             latency: if gpu { 5e-6 } else { 60e-6 },
         },
         between: Link {
-            bandwidth: bandwidth(args.between, "between", if gpu { 45.0 } else { 1.1 })?,
+            bandwidth: args.between.unwrap_or(if gpu { 45.0 } else { 1.1 }) * 1e9,
             latency: if gpu { 15e-6 } else { 100e-6 },
         },
         pattern: if gpu { Pattern::Hierarchical } else { Pattern::Pairwise },
@@ -90,7 +82,7 @@ pub fn report(
         .into_iter()
         .flat_map(|strategy| WORLDS.map(|ranks| scaling::estimate(strategy, &work, &fabric, ranks)))
         .collect();
-    Ok(Report { fabric, work, estimates })
+    Report { fabric, work, estimates }
 }
 
 pub fn show(report: &Report) -> String {

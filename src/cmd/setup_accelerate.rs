@@ -3,8 +3,9 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use super::numbers::whole;
 use super::{atomic_lines, devices, terminal};
-use crate::config::foreign;
+use crate::config::{Range, foreign};
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, check_output_file};
 use crate::plan::platform::{self, Host};
@@ -24,7 +25,7 @@ pub struct Args {
     #[arg(long)]
     overwrite: bool,
     /// Start this many ranks on this machine (default: by its cores)
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_parser = whole::<u64>(Range::within(1.0, 4096.0)))]
     num_processes: Option<u64>,
     /// Share the model among ranks in this way (default: `ddp`)
     #[arg(long, value_parser = STRATEGIES)]

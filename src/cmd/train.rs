@@ -1,10 +1,11 @@
 //! `tunesmith train`: fine-tunes a model.
 use super::args::{JobArgs, is_checkpoint, print_notes};
+use super::numbers::whole;
 use super::paste;
 use super::terminal::{print, print_exact, print_note, print_text};
 use super::train_console::{Console, show_summary};
 use crate::comm::env;
-use crate::config::{Flag, Resolved};
+use crate::config::{Flag, Range, Resolved};
 use crate::error::{Error, Result};
 use crate::train::run::{self, Options};
 use crate::train::signals::Stop;
@@ -24,7 +25,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
     /// Compute on this GPU (`model.device`); several need a rank each: `tunesmith launch --gpu-ids 0,1 -- train CONFIG`
-    #[arg(long, value_delimiter = ',', value_name = "N,N")]
+    #[arg(long, value_delimiter = ',', value_name = "N,N", allow_hyphen_values = true, value_parser = whole::<usize>(Range::at_least(0.0)))]
     gpu_ids: Vec<usize>,
 }
 

@@ -153,7 +153,6 @@ impl Observer for Console {
                 }
             }
             Event::Notice(text) => self.say(&format!("{text}\n")),
-            Event::Warning(text) => self.say(&warning(text, self.colour)),
             Event::Plan { facts, batches, rates, scaled, resumed_at } => {
                 self.finish();
                 let mut text = self.heading("run") + &plan::table(facts);
@@ -216,6 +215,10 @@ impl data::Progress for Console {
         if let Some((what, since)) = task {
             self.say(&format!("{what}: {}\n", human_seconds(since.elapsed().as_secs_f64())));
         }
+    }
+
+    fn warn(&self, text: &str) {
+        self.say(&warning(text, self.colour));
     }
 }
 

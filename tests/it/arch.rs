@@ -155,6 +155,15 @@ fn unsupported_features_are_refused_by_name() {
     refused("gemma3", &[("sliding_window", json!(null))], &["layer 0", "sliding_window"]);
     refused("smollm3", &[("no_rope_layers", json!([1, 2]))], &["no_rope_layers", "2"]);
     refused("llama", &[("attention_dropout", json!(0.1))], &["attention_dropout"]);
+    // Transformers fails on these whenever they run.
+    for name in ["qwen2_moe", "qwen3_moe", "qwen3_next"] {
+        let dense = [("decoder_sparse_step", json!(9)), ("output_router_logits", json!(true))];
+        refused(name, &dense, &["output_router_logits is true", "no block has experts"]);
+        let mut silent = config(name, "config.json");
+        silent["decoder_sparse_step"] = json!(9);
+        silent["output_router_logits"] = json!(false);
+        assert!(parse(&silent).is_ok(), "{name}");
+    }
     let latent = |key: &str, value: Value, words: &[&str]| refused("deepseek_v3_dense", &[(key, value)], words);
     latent("num_key_value_heads", json!(2), &["num_key_value_heads is 2", "num_attention_heads, 4"]);
     latent("qk_rope_head_dim", json!(5), &["qk_rope_head_dim is 5", "even"]);

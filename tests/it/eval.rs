@@ -56,7 +56,7 @@ fn two_folders_of_one_name_are_both_shown_and_nonsense_is_refused_at_once() {
 
     refused(&eval(&config, &["--compare", &one, &one]), 2, "both are");
     refused(&eval(&config, &["--compare", "tuned", "tuned"]), 2, "both are");
-    refused(&eval(&config, &["--rows", "0"]), 2, "0 is not in 1..");
+    refused(&eval(&config, &["--rows", "0"]), 2, "expected an integer, at least 1");
     fs::write(fixture.path("file"), "").unwrap();
     refused(&eval(&config, &["--output", &fixture.path("file").display().to_string()]), 6, "Not a directory");
     fs::create_dir_all(fixture.path("taken/samples.jsonl")).unwrap();

@@ -22,6 +22,7 @@ impl Progress for Vandal<'_> {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}
     fn end(&self) {}
+    fn warn(&self, _: &str) {}
 }
 
 impl Observer for Vandal<'_> {

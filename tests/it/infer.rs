@@ -229,12 +229,19 @@ fn texts_are_as_long_as_scaled_positions_let_them_be() {
     config["max_position_embeddings"] = 32.into();
     write_model_of(&model, &config);
     assert!(said(&ask(40)).contains("the model's context 32: there is no room"), "{}", said(&ask(40)));
+    // Rows of training are as long by default.
+    let rows = fixture.path("long.jsonl");
+    std::fs::write(&rows, serde_json::json!({"text": "x".repeat(100)}).to_string()).unwrap();
+    let data = ["data", "--model", model.to_str().unwrap(), "--data", rows.to_str().unwrap(), "data.use_cache=false"];
+    assert!(said(&run(&data, "")).contains("1 row cut to 32 tokens"), "{}", said(&run(&data, "")));
     config["rope_scaling"] = serde_json::json!({"rope_type": "dynamic", "factor": 4.0});
     write_model_of(&model, &config);
     let output = ask(40);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap()["prompt_tokens"], 40);
     assert!(said(&ask(128)).contains("the model's context 128: there is no room"), "{}", said(&ask(128)));
+    let whole = run(&data, "");
+    assert!(whole.status.success() && !said(&whole).contains(" cut to "), "{}", said(&whole));
 }
 
 /// An adapter on a base that it was not trained on is refused, as by `merge` and `eval`, unless that is asked for.

@@ -345,8 +345,8 @@ fn blends_of_every_kind_merge() {
     let parts = ["merge", "--base", &base, "--adapter", &first, "--adapter", &second];
     let target = root.path().join("refused").display().to_string();
     for (flags, expected) in [
-        (&["--weights", "nan,1"][..], "--weights NaN: expected finite numbers"),
-        (&["--weights", "1,inf"], "--weights inf: expected finite numbers"),
+        (&["--weights", "nan,1"][..], "invalid value 'nan' for '--weights <W,…>': expected a number"),
+        (&["--weights", "1,inf"], "invalid value 'inf' for '--weights <W,…>': expected a number"),
         (&["--density", "0.4"], "--density has no effect with --combine cat"),
         (&["--combine", "linear", "--density", "0.4"], "--density has no effect with --combine linear"),
         (&["--combine", "ties", "--seed", "1"], "--seed has no effect with --combine ties"),

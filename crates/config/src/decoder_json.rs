@@ -303,11 +303,17 @@ impl Source<'_> {
             }
             None => &Vec::new(),
         };
+        let mut sparse = false;
         for (layer, block) in arch.blocks.iter_mut().enumerate() {
             let listed = dense.iter().any(|number| number.as_u64() == Some(layer as u64));
             if !listed && (layer + 1) % step == 0 {
                 block.set_experts();
+                sparse = true;
             }
+        }
+        // Transformers fails in every pass of such a model.
+        if !sparse && self.flag("output_router_logits", false)? {
+            return Err(self.mismatch("output_router_logits", "false: no block has experts"));
         }
         Ok(())
     }

@@ -66,17 +66,17 @@ impl Resolved {
         Ok(())
     }
 
-    /// `model.max_seq_len` in tokens for a model with a pretraining length of `context` and a longest sequence of `reach`.
+    /// `model.max_seq_len` in tokens for a model whose longest sequence is `reach` ([`Arch::reach`]).
     ///
-    /// The default is cut to `context`. A longer value from a file is cut to `reach`, with a note, where the shell (`other_model`) or
-    /// another file names the model.
+    /// The default is cut to `reach`. So is a longer value from a file, with a note, where the shell (`other_model`) or another file
+    /// names the model.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a longer value that is not cut.
-    pub fn max_seq_len(&self, context: usize, reach: usize, other_model: bool) -> Result<(usize, Option<String>)> {
+    pub fn max_seq_len(&self, reach: usize, other_model: bool) -> Result<(usize, Option<String>)> {
         let asked = self.config.model.max_seq_len;
         match self.source("model.max_seq_len") {
-            Source::Default => Ok((asked.min(context), None)),
+            Source::Default => Ok((asked.min(reach), None)),
             _ if asked <= reach => Ok((asked, None)),
             source @ Source::File { path, .. }
                 if other_model || self.source("model.name").is_shell() || self.names_model_elsewhere(path) =>
@@ -98,7 +98,7 @@ impl Resolved {
     /// # Errors
     /// As [`Self::max_seq_len`].
     pub fn for_model(&self, arch: &Arch) -> Result<(Config, Option<String>)> {
-        let (length, note) = self.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
+        let (length, note) = self.max_seq_len(arch.reach(), false)?;
         let mut config = self.config.clone();
         config.model.max_seq_len = length;
         Ok((config, note))

@@ -124,7 +124,8 @@ impl Range {
         Self { min: Some(min), below: Some(below), ..Self::ANY }
     }
 
-    fn contains(&self, number: f64) -> bool {
+    /// Whether a number is within the bounds.
+    pub fn contains(&self, number: f64) -> bool {
         self.min.is_none_or(|bound| number >= bound)
             && self.above.is_none_or(|bound| number > bound)
             && self.max.is_none_or(|bound| number <= bound)

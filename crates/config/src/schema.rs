@@ -120,6 +120,7 @@ section! {
         /// A folder to use instead of `name`.
         local_dir: Option<PathBuf> = None;
         /// The longest row in tokens. `data.truncation` says what happens to longer ones.
+        /// It may be at most the model's context, to which the default is cut (`docs/inference.md`).
         max_seq_len: usize = 2048, aliases ["max_seq_length", "train.max_length", "train.max_seq_length"], range Range::within(2.0, 16_777_216.0);
         /// Where the base weights come from.
         /// `random` draws them from `config.json` alone, to pretrain from scratch.

@@ -26,7 +26,8 @@ use tunesmith_base::words::count;
 use tunesmith_config::arch::{Arch, TextIds};
 use tunesmith_config::{BadImages, Config, Contamination, Dedupe, Task, Truncation};
 
-/// Reads and tokenizes all data of a configuration. All token ids must be of `text_ids`.
+/// Reads and tokenizes all data of a configuration. All token ids must be of `text_ids`. Each warning of the report also
+/// goes to `progress`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`], with file and line, for a row that cannot be used; those of the tokenizer and the
@@ -171,6 +172,7 @@ pub fn load(
             template.origin()
         ));
     }
+    report.warnings.iter().for_each(|warning| progress.warn(warning));
     Ok(Dataset {
         train,
         validation,

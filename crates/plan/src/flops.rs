@@ -9,7 +9,9 @@
 //! gradient checkpointing runs again costs its forward pass once more. Norms, activations and softmax are not counted.
 //!
 //! Of a block that reads an image by cross-attention, each row of the image passes the projection to keys and values, and every
-//! token sees every row. An image encoder itself is not counted.
+//! token sees every row. Each row of a text shows as many images as the job says, which go through encoder and connector
+//! ([`super::image_flops`]).
+use super::image_flops::ImageFlops;
 use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
 use std::collections::BTreeMap;
@@ -69,6 +71,8 @@ pub struct Costs {
     image_rows: f64,
     /// Operations of such a row in the blocks, and of a pair of a token and such a row.
     across: [Flops; 2],
+    /// Operations of a row's images in encoder and connector.
+    images: f64,
 }
 
 impl Costs {
@@ -97,10 +101,21 @@ impl Costs {
         };
         let blocks = arch.num_hidden_layers;
         let embeds = trained.tensors.contains("model.embed_tokens.weight") || !arch.token_rows.embedding.is_empty();
-        let lowest = if embeds { 0 } else { (0..blocks).find(|&block| trains(block)).unwrap_or(blocks) };
+        // The gradient of an image comes through all blocks.
+        let of_images = arch
+            .vision
+            .as_ref()
+            .is_some_and(|vision| !vision.trained_tensors().is_empty() || !vision.adapted_linears().is_empty());
+        let lowest = if embeds || of_images { 0 } else { (0..blocks).find(|&block| trains(block)).unwrap_or(blocks) };
         let image_rows = job.pictures.filter(|_| arch.reads_images_across()).map_or(0.0, |shown| shown.tokens as f64);
-        let mut costs =
-            Self { token: Flops::default(), label: 0.0, pairs: Vec::new(), image_rows, across: [Flops::default(); 2] };
+        let mut costs = Self {
+            token: Flops::default(),
+            label: 0.0,
+            pairs: Vec::new(),
+            image_rows,
+            across: [Flops::default(); 2],
+            images: job.pictures.map_or(0.0, |shown| shown.per_row as f64) * Self::image(job).step,
+        };
         for (block, spec) in arch.blocks.iter().enumerate() {
             let back = if block >= lowest { 1.0 } else { 0.0 };
             let again =
@@ -137,6 +152,12 @@ impl Costs {
         costs
     }
 
+    /// The operations of one of the images that the job's rows show; none where they show none.
+    pub fn image(job: &Job<'_>) -> ImageFlops {
+        let shown = job.arch.vision.as_ref().zip(job.pictures);
+        shown.map(|(vision, shown)| ImageFlops::of(vision, &job.trained, &shown.size)).unwrap_or_default()
+    }
+
     /// The operations of rows of these lengths, in tokens, with `labels` label tokens in all.
     pub fn of(&self, lengths: impl IntoIterator<Item = usize>, labels: f64) -> Flops {
         let mut sum = Flops { useful: labels * self.label, again: 0.0 };
@@ -144,6 +165,7 @@ impl Costs {
             let tokens = length as f64;
             let [row, pair] = self.across;
             sum += self.token * tokens + (row + pair * tokens) * self.image_rows;
+            sum.useful += self.images;
             for (window, pair) in &self.pairs {
                 // Half of a square, less the triangle that the window hides.
                 let hidden = window.map_or(0.0, |window| tokens - (window as f64).min(tokens));
@@ -214,8 +236,8 @@ impl Matrices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Pictures;
     use crate::memory::testing::{arch, job};
+    use crate::memory::{ImageSize, Pictures};
     use std::path::Path;
 
     #[test]
@@ -244,8 +266,9 @@ mod tests {
             "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 1000, "add_cross_attention": true}}"#;
         let across = Arch::from_json(text, Path::new("a test")).expect("a shape");
         let plain = Arch { blocks: across.blocks.iter().map(without).collect(), ..across.clone() };
+        let (numbers, scratch, size) = (0, 0, ImageSize::default());
         let pictures =
-            |rows| Some(Pictures { per_row: 1, most: None, spacing: 1, rows: 1, tokens: rows, numbers: 0, scratch: 0 });
+            |tokens| Some(Pictures { per_row: 1, most: None, spacing: 1, rows: 1, tokens, numbers, scratch, size });
         let of = |arch: &Arch, full: bool, rows: u64| {
             Costs::new(&Job { pictures: pictures(rows), ..job(arch, full) }).of([32], 31.0)
         };

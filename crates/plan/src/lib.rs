@@ -3,7 +3,7 @@
 //! - [`batches`]: from rows to optimizer steps; [`rates`]: the learning rate over them.
 //! - [`memory`]: the bytes that a rank needs; [`strategies`]: the same for each way to share a run among ranks.
 //! - [`bytes`]: the disk space that saving needs.
-//! - [`flops`]: floating-point operations of a step; [`scaling`]: how fast many ranks are.
+//! - [`flops`]: floating-point operations of a step, and [`image_flops`] those of its images; [`scaling`]: how fast many ranks are.
 //! - [`platform`]: what is used of a machine by default.
 use std::fmt::Write as _;
 
@@ -13,6 +13,7 @@ pub use tunesmith_base::words::grouped;
 pub mod batches;
 pub mod bytes;
 pub mod flops;
+pub mod image_flops;
 pub mod memory;
 pub mod platform;
 pub mod rates;

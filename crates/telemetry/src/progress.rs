@@ -18,8 +18,6 @@ pub enum Event<'a> {
     Phase(&'a str),
     /// A message for the user.
     Notice(&'a str),
-    /// A likely mistake in the data, for the user to act on.
-    Warning(&'a str),
     /// The plan, before step 1.
     Plan {
         /// Model, mode and sizes: label and value.
@@ -62,7 +60,7 @@ pub enum Event<'a> {
     Samples(&'a [Sample]),
 }
 
-/// Receives the events of a run. Called from the loop's thread and from those that tokenize.
+/// Receives the events of a run, and warnings ([`tunesmith_data::Progress::warn`]). Called from the loop's thread and from those that tokenize.
 pub trait Observer: tunesmith_data::Progress + Sync {
     /// Receives one event; see the trait for the threads that call it.
     fn event(&self, event: &Event<'_>);
@@ -80,6 +78,7 @@ impl tunesmith_data::Progress for SilentObserver {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}
     fn end(&self) {}
+    fn warn(&self, _: &str) {}
 }
 
 /// Reports downloads to an observer.

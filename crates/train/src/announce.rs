@@ -68,13 +68,10 @@ impl Prepared {
         self.report_notes(observer);
     }
 
-    /// Reports a backend name of another toolkit, the warnings about the data, and why there will be no samples.
+    /// Reports a backend name of another toolkit, and why there will be no samples.
     pub fn report_notes(&self, observer: &dyn Observer) {
         if let Some(remark) = backend_note(&self.plan) {
             observer.event(&Event::Notice(&remark));
-        }
-        for warning in &self.dataset.report.warnings {
-            observer.event(&Event::Warning(warning));
         }
         let dataset = &self.dataset;
         let held_out = dataset.validation.is_some() || dataset.test.is_some();

@@ -113,7 +113,7 @@ impl Described {
         let stored = arch.tensors();
         // Merged adapters must fit the model as it is on disk, before tokens or a head are added.
         let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &mut arch)?;
-        let (length, note) = resolved.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
+        let (length, note) = resolved.max_seq_len(arch.reach(), false)?;
         config.model.max_seq_len = length;
         if let Some(note) = note {
             observer.event(&Event::Notice(&note));
@@ -172,7 +172,7 @@ impl Described {
         }
         let placements = targets::placed(&arch, &config.tuning)?;
         if let Some(warning) = targets::Targets::of(&config.tuning).idle_exclusions(&arch)? {
-            observer.event(&Event::Warning(&warning));
+            observer.warn(&warning);
         }
         let trained = trainable::tensors(&config, &arch, &placements)?;
         trainable::check_rates(&config, &trained)?;

@@ -10,7 +10,7 @@ use tunesmith_config::vision::{Features, Joined, VisionArch};
 use tunesmith_config::{Auto, Config, TrainConfig};
 use tunesmith_data::{Dataset, PictureLook, Pictures as _, Shown, Split};
 use tunesmith_plan::grouped;
-use tunesmith_plan::memory::{Pictures, encoder_scratch};
+use tunesmith_plan::memory::{ImageSize, Pictures, encoder_scratch};
 use tunesmith_vision::{Pixels, Tile};
 
 /// How many images rows show, and the largest one.
@@ -170,6 +170,7 @@ impl ShownPictures {
             tokens: tokens.max(rows) as u64,
             numbers: pixels.iter().map(|pixels| pixels.patches.len() as u64).sum(),
             scratch,
+            size: ImageSize::of(vision, &tiles),
         };
         Self { pictures, pixels: pixels.into_iter().map(Arc::new).collect() }
     }

@@ -304,8 +304,9 @@ pub(crate) fn image_dir(config: &Config) -> PathBuf {
 /// What is trained of encoder and connector.
 fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
     let tuning = &config.tuning;
-    // There may be none.
-    let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored) && !vision.connector.steps.is_empty();
+    // There may be none, or nothing in it that can be trained.
+    let trainable = vision.connectors().any(|connector| !connector.trainable_tensors().is_empty());
+    let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored) && trainable;
     VisionTraining {
         connector,
         newline: vision.any_res.is_some() && !tuning.mode.adapts() && connector,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::data::Bar;
 use super::download::Downloads;
 use super::provenance;
-use super::terminal::{print_note, print_warning};
+use super::terminal::print_note;
 use crate::config::Labels;
 use crate::config::arch::Arch;
 use crate::data::process::Part;
@@ -54,10 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
     let sight = Sight::of_rows(&config, seer, hub::Part::Whole, &downloads)?;
     arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
     let pictures = sight.as_ref().map(Sight::pictures);
-    let dataset = data::load(&config, &base, arch.text_ids(), &Bar::default(), pictures.as_ref())?;
-    if head.is_some() {
-        dataset.report.warnings.iter().for_each(|warning| print_warning(warning));
-    }
+    let dataset = data::load(&config, &base, arch.text_ids(), &Bar::with_warnings(), pictures.as_ref())?;
     let (part, split) = held_out_split(args.split.as_deref(), &dataset)?;
     let rows = args.rows.map_or(usize::MAX, |rows| rows as usize).min(split.len());
     let eval_split = EvalSplit { config: &config, dataset: &dataset, split, rows };

@@ -2,6 +2,8 @@
 use std::path::PathBuf;
 
 use super::super::args::ConfigArgs;
+use super::super::numbers::whole;
+use crate::config::Range;
 
 /// Measure a model's answers on held-out rows, next to its base
 #[derive(Debug, Clone, clap::Args)]
@@ -24,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "val|test")]
     pub(super) split: Option<String>,
     /// Evaluate only the first N rows (default: all)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(Range::at_least(1.0)))]
     pub(super) rows: Option<u64>,
     /// Accept an adapter that was trained on another base model: `--allow base_model`
     #[arg(long, value_name = "FIELD")]

@@ -96,6 +96,51 @@ fn errors_go_to_stderr_with_exit_code_2() {
     }
 }
 
+/// Other programs write `-1` for "none", "all", or "any".
+#[test]
+fn a_negative_number_is_answered_with_what_is_valid() {
+    let folder = Folder::new(&[("a.yaml", "")]);
+    let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/plan/qwen2.5-7b");
+    for (args, message) in [
+        (
+            &["infer", "--model", "x", "--prompt", "a", "--top-k", "-1"][..],
+            "config error: flag --top-k: gen.top_k: expected an integer of at least 0, found the integer -1\n  \
+             hint: --top-k K: Sample only from this many most probable tokens; 0 for all\n",
+        ),
+        (
+            &["infer", "--model", "x", "--prompt", "a", "--seed", "-1"],
+            "hint: --seed N: Seed of sampling (`null`: `train.seed`)\n",
+        ),
+        (
+            &["chat", "--model", "x", "--max-new-tokens", "-1"],
+            "expected an integer, 1 to 1000000, found the integer -1\n",
+        ),
+        (
+            &["chat", "--model", "x", "--temperature", "-0.5"],
+            "expected a number, greater than 0, found the number -0.5\n",
+        ),
+        (&["eval", "a.yaml", "--rows", "-1"], "invalid value '-1' for '--rows <N>': expected an integer, at least 1\n"),
+        (&["data", "a.yaml", "--rows", "-1"], "'--rows <N>': expected an integer, at least 0\n"),
+        (
+            &["train", "a.yaml", "--gpu-ids", "-1,0"],
+            "invalid value '-1' for '--gpu-ids <N,N>': expected an integer, at least 0\n",
+        ),
+        (
+            &["launch", "--timeout", "-1", "--", "train", "a.yaml"],
+            "expected a number, greater than 0 and at most 1000000000\n",
+        ),
+        (&["launch", "--nproc", "-1", "--", "train", "a.yaml"], "--nproc -1"),
+        (&["plan", "a.yaml", "--model", shape, "--vram", "-1GiB"], "--vram \"-1GiB\", expected a size such as 24GiB"),
+        (&["bench", "--max-tokens-per-pass", "0"], "expected an integer, at least 1\n"),
+        (&["merge", "--density", "-0.5"], "expected a number, greater than 0 and at most 1\n"),
+    ] {
+        let output = folder.tunesmith().args(args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(message) && !stderr.contains("unexpected"), "{args:?}: {stderr}");
+    }
+}
+
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let folder = Folder::new(&[]);

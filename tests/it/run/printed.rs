@@ -129,13 +129,55 @@ fn a_warm_up_that_is_longer_than_the_run_is_told() {
 fn what_is_wrong_with_the_rows_is_a_warning_whatever_the_command() {
     let fixture = Fixture::new();
     let config = fixture.config("run", &["train.max_steps: 1", "train.warmup_steps: 0", "data.max_length: 12"]);
-    for args in [&["data"][..], &["train"], &["plan", "--run"]] {
+    let written = fixture.path("written.jsonl");
+    let process = ["process", "--out", written.to_str().unwrap()];
+    let commands: [&[&str]; 6] =
+        [&["data"], &process, &["memory-check"], &["train"], &["plan", "--run"], &["eval", "--base", "--rows", "1"]];
+    for args in commands {
         let output = tunesmith(&[args, &[config.to_str().unwrap()]].concat()).output().unwrap();
         let text = said(&output);
         assert!(output.status.success(), "{args:?}: {text}");
-        assert!(text.lines().any(|line| line.starts_with("warning: train: ")), "{args:?}: {text}");
+        assert_eq!(text.matches("warning: train: ").count(), 1, "{args:?}: {text}");
         assert!(text.contains("above data.max_length left out") && !text.contains("note: train: "), "{args:?}: {text}");
     }
+}
+
+#[test]
+fn rows_that_are_cut_and_rows_that_lose_their_labels_are_told_by_training_and_by_measuring() {
+    let fixture = Fixture::new();
+    let long = "a".repeat(100);
+    let chat = |question: &str, answer: &str| serde_json::json!({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]});
+    let label = |text: &str, label: &str| serde_json::json!({"text": text, "label": label});
+    let held = fixture.path("val.jsonl");
+    let write = |rows: &[serde_json::Value]| {
+        let lines: Vec<String> = rows.iter().map(|row| format!("{row}\n")).collect();
+        std::fs::write(&held, lines.concat()).unwrap();
+    };
+    let told = |config: &Path, warnings: &[String]| {
+        let config = config.to_str().unwrap();
+        for args in [&["train", config, "--overwrite"][..], &["eval", config, "--rows", "1"]] {
+            let output = tunesmith(args).output().unwrap();
+            let text = said(&output);
+            assert!(output.status.success(), "{args:?}: {text}");
+            for warning in warnings {
+                assert_eq!(text.matches(warning.as_str()).count(), 1, "{args:?}: {warning}: {text}");
+            }
+        }
+    };
+    write(&[chat("ab", "ba"), chat("ab", &long), chat(&long, "ba")]);
+    let lost = format!(
+        "warning: validation: 1 of 3 rows left out without labels, 1 of them because truncation cut the labels off \
+         (first: {}:3): raise model.max_seq_len, or set data.truncation: left",
+        held.display()
+    );
+    let cut = "warning: validation: 1 row cut to 64 tokens".to_owned();
+    let short = ["train.max_steps: 1", "train.warmup_steps: 0", "gen.max_new_tokens: 2", "eval.bootstrap_samples: 20"];
+    told(&fixture.config("run", &short), &[cut.clone(), lost]);
+
+    write(&[label("ab", "x"), label(&long, "y"), label("cd", "y")]);
+    std::fs::write(fixture.path("train.jsonl"), format!("{}\n{}\n", label("ab", "x"), label("cd", "y"))).unwrap();
+    let classifies = ["task: classification", "gen.num_samples: UNSET", "gen.max_new_tokens: UNSET"];
+    told(&fixture.config("classifies", &[&short[..], &classifies].concat()), &[cut]);
 }
 
 #[test]

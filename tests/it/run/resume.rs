@@ -24,6 +24,7 @@ impl Progress for StopAt {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}
     fn end(&self) {}
+    fn warn(&self, _: &str) {}
 }
 
 impl Observer for StopAt {

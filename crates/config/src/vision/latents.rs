@@ -111,6 +111,12 @@ impl Convolution {
         self.shape.get(2..).and_then(<[usize]>::last).copied().unwrap_or(1)
     }
 
+    /// Places of a side behind it, of so many before it.
+    pub fn size(&self, side: usize) -> usize {
+        let padded = side + self.padding[0] + self.padding[1];
+        padded.saturating_sub(self.side()) / self.stride.max(1) + 1
+    }
+
     fn tensors(&self) -> Vec<TensorSpec> {
         vec![tensor(&self.name, "weight", self.shape.clone()), tensor(&self.name, "bias", vec![self.shape[0]])]
     }

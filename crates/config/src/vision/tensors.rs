@@ -277,7 +277,9 @@ impl VisionArch {
         if training.connector {
             // One that is inside of the encoder's module is saved with it.
             let apart = |module: &String| !(training.encoder && module.starts_with(&encoder.prefix));
-            modules.extend(self.connectors().map(Connector::module).filter(apart).map(|module| end(&module)));
+            // Some have nothing that can be trained.
+            let trainable = self.connectors().filter(|connector| !connector.trainable_tensors().is_empty());
+            modules.extend(trainable.map(Connector::module).filter(apart).map(|module| end(&module)));
         }
         modules.extend(self.world.iter().map(|world| end(&world.projector.module())));
         if training.encoder {
@@ -411,5 +413,37 @@ impl VisionArch {
             }
         }
         names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_connector_with_nothing_to_train_is_no_module_to_save() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/vision");
+        let trains = |name: &str| {
+            let vision = VisionArch::of_model(&golden.join(name).join("model"), 48).unwrap();
+            VisionArch { training: VisionTraining { connector: true, ..VisionTraining::default() }, ..vision }
+        };
+        let vision = trains("across_vit");
+        assert_eq!(vision.saved_modules(), ["enc_to_dec_proj"]);
+        let without =
+            |steps| VisionArch { connector: Connector { steps, ..vision.connector.clone() }, ..vision.clone() };
+        let size = vision.connector.encoder_size;
+        let fixed = vec![
+            Step::Scale(2.0),
+            Step::Standardize { names: ["bias", "scale"].map(str::to_owned), size },
+            Step::PlainNorm { size, eps: 1e-6 },
+        ];
+        for steps in [Vec::new(), fixed] {
+            let vision = without(steps);
+            assert!(vision.saved_modules().is_empty() && vision.trained_tensors().is_empty(), "{:?}", vision.connector);
+        }
+        let encoder = VisionTraining { last_blocks: 1, ..vision.training.clone() };
+        let vision = VisionArch { training: encoder, ..without(Vec::new()) };
+        assert_eq!(vision.saved_modules().len(), 1);
     }
 }

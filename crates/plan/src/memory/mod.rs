@@ -14,7 +14,7 @@ pub(super) mod testing;
 
 pub use footprint::{Factors, Footprint, LowRank};
 pub use job::{Base, CountBuffers, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
-pub use pictures::Pictures;
+pub use pictures::{ImageSize, Pictures};
 pub use pool::{BufferCounts, Counts, ExpertCounts, GpuHeld, GpuWalk, VisionCounts, Walk};
 
 use pool::{LANES, bytes};

@@ -1,6 +1,7 @@
 //! The images of a pass, as far as memory depends on them.
 use super::Pass;
 use super::pool::{VisionCounts, bytes};
+use tunesmith_config::vision::VisionArch;
 
 /// The images that rows show: how many, and what the largest one takes. All are counted as if they were as large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +21,45 @@ pub struct Pictures {
     pub numbers: u64,
     /// Bytes of a thread's scratch memory in the encoder's attention.
     pub scratch: u64,
+    /// What of an image goes through encoder and connector.
+    pub size: ImageSize,
+}
+
+/// What of an image goes through an encoder and a connector, in all tiles together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ImageSize {
+    /// Patches.
+    pub patches: u64,
+    /// Tokens of the encoder: the patches, and those before each tile's.
+    pub tokens: u64,
+    /// Pairs of tokens that see each other in a block of the encoder, and in one that cuts tiles into windows.
+    pub pairs: [u64; 2],
+    /// Tokens that the encoder gives to each connector.
+    pub outputs: u64,
+}
+
+impl ImageSize {
+    /// Of tiles of so many rows and columns of patches.
+    pub fn of(vision: &VisionArch, tiles: &[(usize, usize)]) -> Self {
+        let encoder = &vision.encoder;
+        let prefix = encoder.prefix_tokens();
+        let kept = if encoder.feature.drop_prefix { 0 } else { prefix };
+        let mut size = Self::default();
+        for &(rows, columns) in tiles {
+            let patches = rows * columns;
+            size.patches += patches as u64;
+            size.tokens += (patches + prefix) as u64;
+            size.outputs += (patches + kept) as u64;
+            let whole = ((patches + prefix) as u64).pow(2);
+            let side = encoder.windows.as_ref().map(|windows| windows.side.max(1));
+            // The sum over windows of the squares of their patches.
+            let squares = |length: usize, side: usize| ((length / side * side * side) + (length % side).pow(2)) as u64;
+            let in_windows = side.map_or(whole, |side| squares(rows, side) * squares(columns, side));
+            size.pairs[0] += whole;
+            size.pairs[1] += in_windows;
+        }
+        size
+    }
 }
 
 impl Pictures {
@@ -52,8 +92,16 @@ mod tests {
 
     #[test]
     fn a_pass_has_as_many_images_as_its_rows_can_show() {
-        let pictures =
-            Pictures { per_row: 2, most: Some(16), spacing: 40, rows: 16, tokens: 64, numbers: 0, scratch: 0 };
+        let pictures = Pictures {
+            per_row: 2,
+            most: Some(16),
+            spacing: 40,
+            rows: 16,
+            tokens: 64,
+            numbers: 0,
+            scratch: 0,
+            size: ImageSize::default(),
+        };
         let of = |tokens, longest| pictures.in_pass(&Pass { tokens, longest, labelled: tokens });
         assert_eq!(of(800, 100), 16, "eight rows of two");
         assert_eq!(of(300, 100), 7, "shorter rows: one image for 40 tokens");
