@@ -3,6 +3,7 @@
 mod own_names;
 mod read_back;
 mod source;
+mod tying;
 mod wrapped;
 
 use std::collections::BTreeMap;
@@ -224,7 +225,9 @@ impl AdapterConfig {
         refuse_gguf(dir).map_err(|error| error.with_kind(Kind::Checkpoint))?;
         let path = dir.join(ADAPTER_CONFIG);
         let text = read_small(&path)?;
-        Self::from_json(&text, &path)
+        let mut config = Self::from_json(&text, &path)?;
+        config.tie_as_peft(dir);
+        Ok(config)
     }
 
     /// Reads the text of an `adapter_config.json`; `origin` is named in errors.
