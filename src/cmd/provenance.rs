@@ -104,6 +104,9 @@ pub fn check(
     let mut wide = Vec::new();
     for dir in adapters {
         let adapter = LoadedAdapter::open(dir, &parts.arch)?;
+        if let Some(idle) = adapter.idle_modules(&parts.arch) {
+            print_note(&idle);
+        }
         let Some(stamp) = AdapterStamp::of(dir)? else {
             print_note(&format!(
                 "no backend.json in or beside {}: whether it was trained on this base cannot be checked",

@@ -11,7 +11,7 @@ use tunesmith::checkpoint::peft::{check_tensors, load_adapter, refuse_frozen_tab
 use tunesmith::config::adapters::lora::LoraConfig;
 use tunesmith::config::arch::{Arch, TokenRows, Vocabulary};
 use tunesmith::config::{Mode, Patterns, TargetModules, TuningConfig};
-use tunesmith::model::targets::{Placement, place, placed};
+use tunesmith::model::targets::{Placement, Targets, place, placed};
 use tunesmith::{Error, Kind};
 
 fn golden(path: &str) -> PathBuf {
@@ -373,7 +373,6 @@ fn settings_that_do_not_fit_the_model_are_refused_with_the_file_and_the_key() {
         ("rank_pattern", json!({"q_proj": 1_u64 << 40})),
         ("alpha_pattern", json!({"[": 2})),
         ("layers_pattern", json!("(")),
-        ("modules_to_save", json!(["no_such_module"])),
         ("modules_to_save", json!(["("])),
         ("target_parameters", json!(["no.such.parameter"])),
         ("r", json!(u32::MAX)),
@@ -391,7 +390,14 @@ fn settings_that_do_not_fit_the_model_are_refused_with_the_file_and_the_key() {
         assert!(!error.message().contains("tuning.lora.") && !error.message().contains("(?:"), "{error}");
         tried += 1;
     }
-    assert_eq!(tried, 14);
+    assert_eq!(tried, 13);
+    // PEFT ignores a module that the model does not have.
+    let idle = with("modules_to_save", json!(["no_such_module", "lm_head"])).unwrap();
+    assert_eq!(idle.saved_tensors(&arch).unwrap(), ["lm_head.weight"]);
+    let settings = idle.settings(&arch, &TuningConfig::default()).unwrap();
+    assert_eq!(settings.lora.modules_to_save, ["lm_head"]);
+    let error = Targets { strict: true, ..Targets::of(&idle.tuning) }.saved_tensors(&arch).unwrap_err();
+    assert_says(&error, &["tuning.lora.modules_to_save: \"no_such_module\""]);
 }
 
 #[test]

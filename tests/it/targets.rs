@@ -190,7 +190,7 @@ fn settings_without_effect_or_beyond_this_version_are_refused() {
     let list = |names: &[&str]| TargetModules::List(names.iter().map(|name| (*name).into()).collect());
     refused(&|lora| lora.target_modules = list(&["q_porj"]), &["no module matches", "did you mean q_proj?"]);
     refused(&|lora| lora.target_modules = list(&["q_proj", "v_prj"]), &["\"v_prj\"", "did you mean v_proj?"]);
-    refused(&|lora| lora.target_modules = TargetModules::Regex("q_proj".into()), &["the expression", "down_proj"]);
+    refused(&|lora| lora.target_modules = TargetModules::Regex("q_proj".into()), &["the expression", "[q_proj]"]);
     refused(&|lora| lora.target_modules = list(&["q_proj", "lm_head"]), &["not yet", "lm_head", "modules_to_save"]);
     refused(&|lora| lora.target_modules = list(&["embed_tokens"]), &["not yet", "embed_tokens"]);
     refused(&|lora| lora.target_modules = list(&["mlp"]), &["model.layers.0.mlp", "not a linear module"]);

@@ -1,7 +1,9 @@
 //! Reads and writes PEFT's `adapter_config.json`. Files of any PEFT version are accepted. A field that asks for a computation
 //! which this program does not have is refused by its name.
 mod own_names;
+mod read_back;
 mod source;
+mod tying;
 mod wrapped;
 
 use std::collections::BTreeMap;
@@ -223,7 +225,9 @@ impl AdapterConfig {
         refuse_gguf(dir).map_err(|error| error.with_kind(Kind::Checkpoint))?;
         let path = dir.join(ADAPTER_CONFIG);
         let text = read_small(&path)?;
-        Self::from_json(&text, &path)
+        let mut config = Self::from_json(&text, &path)?;
+        config.tie_as_peft(dir);
+        Ok(config)
     }
 
     /// Reads the text of an `adapter_config.json`; `origin` is named in errors.
@@ -231,7 +235,7 @@ impl AdapterConfig {
     /// # Errors
     /// As [`AdapterConfig::from_dir`].
     pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
-        let source = match serde_json::from_str(text) {
+        let mut source = match serde_json::from_str(text) {
             Ok(Value::Object(map)) => Source { origin, map },
             Ok(_) => {
                 return Err(Error::checkpoint(format!("{}: expected a JSON object", origin.display())).hint(AS_PEFT));
@@ -245,6 +249,9 @@ impl AdapterConfig {
         };
         let about = source.kind()?;
         source.refuse_unsupported(about)?;
+        if source.get("target_modules").is_none() && !source.strings("target_parameters")?.is_empty() {
+            source.map.insert("target_modules".to_owned(), json!([]));
+        }
         if source.get("target_modules").is_none() {
             return Err(source.mismatch("target_modules", "a list of names or a regular expression"));
         }
@@ -264,7 +271,8 @@ impl AdapterConfig {
     }
 
     /// The adapter's settings as a configuration, to continue its training. Modules have their full names, because a
-    /// configuration has no `layers_pattern`. Settings that are not the adapter's stay as in `like`.
+    /// configuration has no `layers_pattern`; `modules_to_save` that the model does not have are left out. Settings that are not
+    /// the adapter's stay as in `like`.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`] where the adapter does not fit the model.
@@ -272,6 +280,12 @@ impl AdapterConfig {
         let (method, placements) = (self.method()?, self.place(arch)?);
         let mut listed = TuningConfig { mode: self.tuning.mode, ..like.clone() };
         method.list(&placements, &mut listed);
+        let idle = self.targets().idle_modules(arch);
+        for saved in
+            [&mut listed.lora.modules_to_save, &mut listed.oft.modules_to_save, &mut listed.ia3.modules_to_save]
+        {
+            saved.retain(|module| !idle.contains(module));
+        }
         let about = method.about();
         Ok(copied(about, |key| about.ours.contains(&key), like, &listed))
     }

@@ -44,6 +44,17 @@ impl LoadedAdapter {
         more.into_iter().find_map(|(has, what)| has.then_some(what))
     }
 
+    /// A line on modules that its settings list in `modules_to_save` and the model does not have; `None` without such.
+    pub fn idle_modules(&self, arch: &Arch) -> Option<String> {
+        let idle = self.config.targets().idle_modules(arch);
+        (!idle.is_empty()).then(|| {
+            format!(
+                "{}: no module of the model has the name of modules_to_save = {idle:?}: ignored, as in PEFT",
+                self.dir.display()
+            )
+        })
+    }
+
     /// Reads the adapter in `dir`; `arch` has room for its tokens ([`Arch::fit`]).
     ///
     /// # Errors

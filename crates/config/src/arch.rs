@@ -282,6 +282,15 @@ impl Arch {
         self.wrapper.is_some() || self.module_names.embedding != ModuleNames::LLAMA.embedding
     }
 
+    /// The name of a module in Transformers 5, which PEFT matches; `module` is the engine's.
+    pub fn transformers_name(&self, module: &str) -> String {
+        match (self.wrapper, self.module_names.naming) {
+            (Some(wrapper), _) => wrapper.module(module),
+            (None, Some(naming)) => naming.stored(module),
+            (None, None) => self.names(module).pop().unwrap_or_else(|| module.to_owned()),
+        }
+    }
+
     /// The names of a module: as in a plain language model, then those inside the multimodal model.
     pub fn names(&self, module: &str) -> Vec<String> {
         if let (Some(naming), None) = (self.module_names.naming, self.wrapper) {

@@ -13,7 +13,7 @@ pub enum TargetModules {
     Auto,
     /// `all-linear`, as in PEFT. With experts, these and the router have adapters too.
     AllLinear,
-    /// Layers whose name ends with one of these.
+    /// Layers whose name ends with one of these; an empty list, or `null`, is none.
     List(Vec<String>),
     /// Layers whose whole name matches.
     Regex(String),
@@ -31,7 +31,8 @@ impl ConfigValue for TargetModules {
                     Err(Refusal::new(node, expected).hint("a list of names needs [brackets]"))
                 }
             },
-            Node::List(items) if !items.is_empty() => Vec::from_node(node).map(Self::List),
+            Node::Null => Ok(Self::List(Vec::new())),
+            Node::List(_) => Vec::from_node(node).map(Self::List),
             _ => Err(Refusal::new(node, Self::expected())),
         }
     }
@@ -50,7 +51,7 @@ impl ConfigValue for TargetModules {
     }
 
     fn schema() -> Json {
-        json!({ "anyOf": [String::schema(), { "type": "array", "items": String::schema(), "minItems": 1 }] })
+        json!({ "anyOf": [String::schema(), { "type": "array", "items": String::schema() }] })
     }
 }
 

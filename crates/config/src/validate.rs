@@ -1,9 +1,10 @@
 //! Checks across keys: keys that contradict each other.
 use super::auto_values::Auto;
 use super::enums::{
-    ConnectorChoice, Contamination, EvalStrategy, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task,
+    ConnectorChoice, Contamination, EvalStrategy, LrScheduler, Mode, Quantization, SaveStrategy, Sharding, Strategy,
+    Task,
 };
-use super::mixed_values::{DeviceChoice, InitLora};
+use super::mixed_values::{DeviceChoice, InitLora, TargetModules};
 use super::resolved::{Resolved, set_by};
 use super::schema::{Config, TrainConfig};
 use super::source::Source;
@@ -40,6 +41,23 @@ pub(super) fn ranks_as_threads(resolved: &mut Resolved) {
         resolved.config.train.strategy = Strategy::Dp;
         set_by(&mut resolved.settings, "train.strategy", Strategy::Dp.to_json(), &source);
     }
+}
+
+/// Refuses an empty list of modules where nothing else says what gets an adapter.
+fn names_none(config: &Config) -> Result<()> {
+    let tuning = &config.tuning;
+    let none = TargetModules::List(Vec::new());
+    let (key, hint) = match tuning.mode {
+        Mode::Lora if tuning.lora.target_modules == none && tuning.lora.target_parameters.is_empty() => {
+            ("lora", "name modules, such as [q_proj, v_proj], or experts by target_parameters")
+        }
+        Mode::Ia3 if tuning.ia3.target_modules.as_ref() == Some(&none) => {
+            ("ia3", "name modules, such as [k_proj, v_proj]")
+        }
+        Mode::Oft if tuning.oft.target_modules == none => ("oft", "name modules, such as [q_proj, v_proj]"),
+        _ => return Ok(()),
+    };
+    Err(Error::config(format!("tuning.{key}.target_modules names no module, and nothing would be trained")).hint(hint))
 }
 
 /// Refuses keys that contradict each other. The error names both with their sources.
@@ -298,6 +316,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         )
         .hint("name the text that ends an answer, or leave the key out"));
     }
+    names_none(config)?;
     vision(resolved)?;
     unused_keys::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;

@@ -24,7 +24,6 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::lora::LoraConfig;
 use tunesmith_config::adapters::oft::OftConfig;
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, LinearSpec, SCORE};
-use tunesmith_config::vision::VisionArch;
 use tunesmith_config::{Bias, TargetModules, TuningConfig, nearest};
 
 /// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
@@ -122,6 +121,14 @@ impl Targets {
         Ok(placed)
     }
 
+    /// Whether an expression matches no module by its name in Transformers, and some by another, so that PEFT would not read it.
+    ///
+    /// # Errors
+    /// As [`Targets::place`].
+    pub fn needs_other_names(&self, arch: &Arch) -> Result<bool> {
+        Ok(Rules::compile(self, arch)?.needs_other_names())
+    }
+
     /// Whether PEFT takes no low-rank adapter on the module: in Nemotron-H, whose kernels read this weight by themselves.
     fn is_closed(&self, arch: &Arch, module: &str) -> bool {
         self.ranks.is_some() && arch.family.model_type == "nemotron_h" && last(module) == "out_proj"
@@ -146,7 +153,7 @@ impl Targets {
     /// `modules_to_save` (PEFT's rule: without regard to dots). A head that shares the embedding's matrix is the embedding.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: an entry matches nothing, or cannot be trained yet.
+    /// [`tunesmith_base::Kind::Config`]: an entry matches nothing, unless it is of an adapter's file, or cannot be trained yet.
     pub fn saved_tensors(&self, arch: &Arch) -> Result<Vec<String>> {
         if (self.modules_to_save.is_empty() && arch.score.is_none()) || arch.freezes_language() {
             return Ok(Vec::new());
@@ -154,13 +161,11 @@ impl Targets {
         let modules = modules(arch);
         let mut saved = BTreeSet::new();
         for entry in &self.modules_to_save {
-            let named = |name: &str| arch.names(name).iter().any(|name| name.ends_with(entry.as_str()));
-            let found: Vec<_> = modules.iter().filter(|name| named(name)).collect();
-            let of_vision = |vision: &VisionArch| vision.saved_modules().contains(entry);
-            if found.is_empty() && arch.vision.as_deref().is_some_and(of_vision) {
+            let found: Vec<_> = modules.iter().filter(|name| ends_with(arch, name, entry)).collect();
+            if found.is_empty() && is_saved_of_vision(arch, entry) {
                 continue;
             }
-            if found.is_empty() {
+            if found.is_empty() && self.strict {
                 let section = self.section;
                 let error = Error::config(format!("{section}.modules_to_save: {entry:?} is no module of the model"));
                 return Err(hint_nearest(error, entry, modules.iter().map(|name| last(name))));
@@ -199,6 +204,15 @@ impl Targets {
                 .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
         }
         Ok(tensors)
+    }
+
+    /// Those of `modules_to_save` that are no module of the model. PEFT's adapters may list some, without effect.
+    pub fn idle_modules(&self, arch: &Arch) -> Vec<String> {
+        let modules = modules(arch);
+        let idle = |entry: &&String| {
+            !modules.iter().any(|name| ends_with(arch, name, entry)) && !is_saved_of_vision(arch, entry)
+        };
+        self.modules_to_save.iter().filter(idle).cloned().collect()
     }
 
     /// Whether one matrix is trained in full that is the embedding's and the head's. PEFT's file then holds it under both names.
@@ -311,6 +325,9 @@ impl Targets {
         }
         let names = blocks.iter().map(|linear| last(&linear.name)).collect::<BTreeSet<_>>();
         match &self.target_modules {
+            TargetModules::Regex(text) if names.contains(text.as_str()) => error.hint(format!(
+                "an expression must match a whole name; for the modules whose names end with it, write a list: [{text}]"
+            )),
             TargetModules::List(entries) if entries.len() == 1 => hint_nearest(error, &entries[0], names),
             _ => error.hint(format!("linear modules: {}", names.into_iter().collect::<Vec<_>>().join(", "))),
         }
@@ -340,8 +357,11 @@ impl Targets {
         match module {
             "lm_head" | "model.embed_tokens" => {
                 let name = last(module);
-                Error::config(format!("{section}.target_modules: not yet: an adapter on {name}"))
-                    .hint(format!("train it in full with {section}.modules_to_save: [{name}]"))
+                let error = Error::config(format!("{section}.target_modules: not yet: an adapter on {name}"));
+                if !self.strict {
+                    return error.hint("merge the adapter in PEFT (merge_and_unload), and use the result as the model");
+                }
+                error.hint(format!("train it in full with {section}.modules_to_save: [{name}]"))
             }
             _ if module.ends_with(".mlp.gate") => Error::config(format!(
                 "{section}.target_modules: {module} matches, a router, which PEFT knows as a parameter"
@@ -388,10 +408,10 @@ impl Targets {
             self.ranks.iter().flat_map(|ranks| ranks.rank_pattern.0.iter().map(|(key, _)| ("rank_pattern", key)));
         let alphas =
             self.ranks.iter().flat_map(|ranks| ranks.alpha_pattern.0.iter().map(|(key, _)| ("alpha_pattern", key)));
-        let names: Vec<String> = placed.iter().flat_map(|placement| arch.names(&placement.key)).collect();
+        let known: Vec<_> = placed.iter().map(|placement| rules.known_as(&placement.key)).collect();
         let compiled = rules.ranks.iter().map(|(key, _)| key).chain(rules.alphas.iter().map(|(key, _)| key));
         for ((option, written), key) in ranks.chain(alphas).zip(compiled) {
-            if !names.iter().any(|name| key.is_match(name)) {
+            if !known.iter().any(|names| key.is_key_of(names)) {
                 let message = format!("{}.{option}: {written:?} matches no module that has an adapter", self.section);
                 return Err(
                     Error::config(message).hint("a key matches the end of a module's name, such as mlp.down_proj")
@@ -418,6 +438,16 @@ fn modules(arch: &Arch) -> Vec<String> {
         }
     }
     modules
+}
+
+/// PEFT's rule for `modules_to_save`: the end of a module's name, without regard to dots.
+fn ends_with(arch: &Arch, module: &str, entry: &str) -> bool {
+    arch.names(module).iter().any(|name| name.ends_with(entry))
+}
+
+/// Whether an entry of `modules_to_save` is a module that an encoder or a connector trains.
+fn is_saved_of_vision(arch: &Arch, entry: &String) -> bool {
+    arch.vision.as_ref().is_some_and(|vision| vision.saved_modules().contains(entry))
 }
 
 /// Whether it is the matrix of a linear module in a block.
@@ -473,5 +503,73 @@ mod tests {
         let expected = attention.map(|name| format!("model.layers.0.self_attn.{name}"));
         assert_eq!(names[0], "model.layers.0.mlp.router.bias");
         assert_eq!(names[1..], expected);
+    }
+
+    /// PEFT sees one name of a module, so what an expression excludes by look-ahead is not found under another name.
+    #[test]
+    fn expressions_match_the_names_of_transformers() {
+        let gpt2 = r#"{"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_layer": 2, "n_head": 2, "n_positions": 8,
+            "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}"#;
+        let gemma = r#"{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {
+            "model_type": "gemma3_text", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}}"#;
+        let arch = |config: &str| Arch::from_json(config, Path::new("config.json")).unwrap();
+        let regex = |text: &str| TargetModules::Regex(text.to_owned());
+        let of = |config: &str, lora: &LoraConfig| -> std::result::Result<Vec<String>, String> {
+            let placed = place(&arch(config), lora).map_err(|error| error.to_string())?;
+            let block =
+                |placement: Placement| placement.module["model.layers.".len()..].split('.').next().map(str::to_owned);
+            Ok(placed.into_iter().filter_map(block).collect())
+        };
+        let on =
+            |config: &str, text: &str| of(config, &LoraConfig { target_modules: regex(text), ..LoraConfig::default() });
+        let blocks = |list: &[&str]| Ok(list.iter().map(|&block| block.to_owned()).collect::<Vec<_>>());
+        for (config, text, expected) in [
+            (gpt2, r".*\.attn\.c_attn", &["0", "1"][..]),
+            (gpt2, r"^(?!transformer\.h\.0\.).*\.attn\.c_attn", &["1"]),
+            (gpt2, r".*(?<!\.h\.0)\.attn\.c_attn", &["1"]),
+            // The name of the plain language model, where nothing has it in Transformers.
+            (gpt2, r"model\.layers\.1\.attn\.c_attn", &["1"]),
+            (gemma, r".*q_proj", &["0", "1"]),
+            (gemma, r"^(?!model\.language_model\.layers\.0\.).*language_model.*q_proj", &["1"]),
+            (gemma, r"^(?!.*language_model\.layers\.0\.).*q_proj", &["1"]),
+            (gemma, r"model\.layers\.1\.self_attn\.q_proj", &["1"]),
+            (gemma, r"language_model\.model\.layers\.1\.self_attn\.q_proj", &["1"]),
+        ] {
+            assert_eq!(on(config, text), blocks(expected), "{text}");
+        }
+        // It excludes all, and is matched with no other name.
+        for (config, text) in [(gemma, "^(?!.*language_model).*q_proj"), (gpt2, r"^(?!transformer\.).*c_attn")] {
+            assert!(on(config, text).unwrap_err().contains("no module matches"), "{text}");
+        }
+        let error =
+            place(&arch(gpt2), &LoraConfig { target_modules: regex("c_attn"), ..LoraConfig::default() }).unwrap_err();
+        assert!(error.hint_text().unwrap().ends_with("write a list: [c_attn]"), "{error:?}");
+        let modules = TargetModules::List(vec!["c_attn".to_owned()]);
+        for (excluded, expected) in [
+            (r"^(?!transformer\.h\.0\.).*c_attn", &["0"][..]),
+            (r"transformer\.h\.0\..*", &["1"]),
+            (r"model\.layers\.0\..*", &["1"]),
+        ] {
+            let exclude_modules = Some(regex(excluded));
+            let lora = LoraConfig { target_modules: modules.clone(), exclude_modules, ..LoraConfig::default() };
+            assert_eq!(of(gpt2, &lora), blocks(expected), "{excluded}");
+        }
+        for (key, ranks) in [
+            (r"^(?!transformer\.h\.0\.).*c_attn", [8, 2]),
+            (r"h\.0\.attn\.c_attn", [2, 8]),
+            (r"^model\.layers\.0\.attn\.c_attn", [2, 8]),
+        ] {
+            let rank_pattern = tunesmith_config::Patterns(vec![(key.to_owned(), 2)]);
+            let lora = LoraConfig { r: 8, rank_pattern, target_modules: modules.clone(), ..LoraConfig::default() };
+            let placed = place(&arch(gpt2), &lora).unwrap();
+            let found: Vec<_> = placed.iter().map(|placement| placement.adapter.rank().unwrap().r).collect();
+            assert_eq!(found, ranks, "{key}");
+        }
+        let needs = |text: &str| {
+            let lora = LoraConfig { target_modules: regex(text), ..LoraConfig::default() };
+            lora.targets().needs_other_names(&arch(gpt2)).unwrap()
+        };
+        assert!(needs(r"model\.layers\.1\.attn\.c_attn") && !needs(r".*\.attn\.c_attn"));
     }
 }

@@ -94,7 +94,11 @@ fn wrong_types_say_what_was_found_and_expected() {
     says("train:\n  max_steps: 010", "write 10: a number does not begin with zeros");
     says("model: {local_dir: ~/base}", "a path that does not begin with ~");
     says("tuning: {lora: {target_modules: '(q'}}", "expected a valid regular expression");
-    says("tuning: {lora: {target_modules: []}}", "found a list of 0 items");
+    for none in ["[]", "null", ""] {
+        let text = format!("tuning: {{lora: {{target_modules: {none}}}}}");
+        says(&text, "tuning.lora.target_modules names no module, and nothing would be trained");
+    }
+    says("tuning: {mode: oft, oft: {num_cayley_neumann_terms: 1}}", "expected an integer, 2 to 64");
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl Source<'_> {
                 "the adapter belongs to a changed base: save it in PEFT with path_initial_model_for_weight_conversion, or merge it there"
                     .to_owned()
             }
-            "lora_bias" => "merge the adapter in PEFT (merge_and_unload), and use the result as the model".to_owned(),
+            "lora_bias" => MERGE_IN_PEFT.to_owned(),
             _ => format!("this version reads {}", titles().join(", ")),
         };
         Error::checkpoint(format!("{}: not yet: {key} = {found}", self.origin.display())).hint(instead)
@@ -121,7 +121,11 @@ impl Source<'_> {
             let alone = (value.is_string() || value.is_number()) && !def.name.ends_with("_modules");
             let alone = alone.then(|| json!([value]));
             if set(&mut config, &value).is_err() && alone.is_none_or(|list| set(&mut config, &list).is_err()) {
-                return Err(self.mismatch(def.name, &def.expectation()));
+                let error = self.mismatch(def.name, &def.expectation());
+                return Err(match value.as_f64() {
+                    Some(_) if def.name == "lora_alpha" => error.hint(MERGE_IN_PEFT),
+                    _ => error,
+                });
             }
         }
         Ok(config.tuning)
@@ -160,6 +164,8 @@ impl Source<'_> {
         Ok(rows)
     }
 }
+
+const MERGE_IN_PEFT: &str = "merge the adapter in PEFT (merge_and_unload), and use the result as the model";
 
 pub(super) const AS_PEFT: &str =
     "an adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT writes it";

@@ -14,7 +14,7 @@ section! {
         /// in models that fuse the three).
         target_modules: Option<TargetModules> = None;
         /// Those of `target_modules` whose inputs are multiplied instead of their outputs: ends of names, or a regular expression
-        /// (`null`: `down_proj`).
+        /// (`null`: `down_proj`; `[]`: none).
         feedforward_modules: Option<TargetModules> = None;
         /// Layers that are excluded from `target_modules`.
         exclude_modules: Option<TargetModules> = None;

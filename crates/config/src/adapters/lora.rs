@@ -20,9 +20,9 @@ section! {
         lora_dropout: f64 = 0.0, aliases ["dropout"], range Bounds::from_to_below(0.0, 1.0);
         /// The layers that get an adapter. `auto`: every linear layer of the decoder blocks. `all-linear`: as in PEFT. That differs
         /// for Mixtral and Qwen3-MoE: there, the router and the experts have adapters, and the MLP of dense blocks has none. A
-        /// list: layers whose name ends with an entry. In these two models `gate` is the router, and `gate_proj`, `up_proj`,
-        /// `down_proj` (Mixtral: `w1`, `w3`, `w2`) are the experts. Any other string: a regular expression that must match the
-        /// whole name.
+        /// list: layers whose name ends with an entry; `[]`: none, beside `target_parameters`. In these two models `gate` is the
+        /// router, and `gate_proj`, `up_proj`, `down_proj` (Mixtral: `w1`, `w3`, `w2`) are the experts. Any other string: a
+        /// regular expression that must match the whole name.
         target_modules: TargetModules = TargetModules::Auto;
         /// Layers that are excluded from `target_modules`: ends of names, or a regular expression.
         exclude_modules: Option<TargetModules> = None;

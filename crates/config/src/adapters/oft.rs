@@ -28,8 +28,8 @@ section! {
         /// Compute the matrix from `num_cayley_neumann_terms` terms of a series. `false`: compute it exactly, so that it is always
         /// orthogonal.
         use_cayley_neumann: bool = true;
-        /// Number of terms of the series with `use_cayley_neumann`.
-        num_cayley_neumann_terms: usize = 5, range Bounds::within(1.0, 64.0);
+        /// Number of terms of the series with `use_cayley_neumann`. One term alone would be the identity, which trains nothing.
+        num_cayley_neumann_terms: usize = 5, range Bounds::within(2.0, 64.0);
         /// Start with the identity, so that the model is unchanged. `false`: start near it (for tests).
         init_weights: bool = true;
     }

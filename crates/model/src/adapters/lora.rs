@@ -103,8 +103,11 @@ impl Method for LoraConfig {
 
     fn write(&self, placements: &[Placement], tuning: &mut TuningConfig) {
         let named = |key: &String| self.target_parameters.iter().any(|target| ends_with_module(key, target));
-        if !parameters(placements).iter().all(named) {
-            // Some have been found by the name of a module, which PEFT writes as the parameter that it is.
+        let parameters = parameters(placements);
+        let all_linear = self.target_modules == TargetModules::AllLinear;
+        if !parameters.iter().all(named) || all_linear && !parameters.is_empty() {
+            // Some have been found by the name of a module, which PEFT writes as the parameter that it is. Such names also double
+            // the rank of a parameter that is named by itself.
             self.list(placements, tuning);
         } else if matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
             tuning.lora.target_modules = names(placements);

@@ -205,8 +205,9 @@ impl Targets {
         if parameters.is_empty() {
             return Ok(());
         }
-        let narrows =
-            self.exclude_modules.is_some() || self.layers_to_transform.as_ref().is_some_and(|l| !l.is_empty());
+        let none = TargetModules::List(Vec::new());
+        let narrows = self.exclude_modules.as_ref().is_some_and(|modules| *modules != none)
+            || self.layers_to_transform.as_ref().is_some_and(|l| !l.is_empty());
         if self.strict && narrows {
             return Err(Error::config(format!(
                 "tuning.lora.target_parameters with exclude_modules or layers_to_transform, which PEFT does not look at for {}",

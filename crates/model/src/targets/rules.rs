@@ -1,22 +1,78 @@
 //! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale.
-use super::show;
+//!
+//! PEFT matches an expression with one name of a module, that in Transformers. An expression that finds nothing under these names, and
+//! excludes nothing by look-around, is matched with the module's other names.
+use super::{modules, show};
 use crate::adapters::{Method, Placement, Rank, Site, Stacked, Targets};
 use crate::names::ends_with_module;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec};
 use tunesmith_config::{ModuleKey, Pattern, TargetModules};
 
+/// What matches names, and with which of a module's names.
+pub(super) struct Matcher<T> {
+    expression: T,
+    /// Also the names of the plain language model, and those before Transformers 4.52.
+    any_name: bool,
+}
+
+/// Decides which names an expression is matched with.
+struct Names {
+    /// Of every module and adapted parameter in Transformers; empty where none has other names.
+    theirs: Vec<String>,
+}
+
+impl Names {
+    fn of(arch: &Arch) -> Self {
+        if arch.wrapper.is_none() && !arch.is_renamed() {
+            return Self { theirs: Vec::new() };
+        }
+        let experts = (0..arch.num_hidden_layers).filter_map(|layer| Some((layer, arch.experts_of(layer)?)));
+        let experts = experts.flat_map(|(layer, experts)| {
+            let module = format!("model.layers.{layer}.{}", experts.module());
+            experts.parameters().map(|parameter| format!("{module}.{parameter}"))
+        });
+        let linears = arch.linear_modules().into_iter().chain(arch.routers());
+        let weights = linears.map(|linear| format!("{}.weight", linear.name));
+        let of_vision = arch.vision.iter().flat_map(|vision| vision.adapted_linears()).map(|linear| linear.name);
+        let all = modules(arch).into_iter().chain(weights).chain(experts).chain(of_vision);
+        Self { theirs: all.map(|name| arch.transformers_name(&name)).collect() }
+    }
+
+    fn matcher<T>(&self, written: &str, expression: T, is_match: impl Fn(&T, &str) -> bool) -> Matcher<T> {
+        let excludes = ["(?!", "(?<!"].iter().any(|negative| written.contains(negative));
+        let any_name =
+            !self.theirs.is_empty() && !excludes && !self.theirs.iter().any(|name| is_match(&expression, name));
+        Matcher { expression, any_name }
+    }
+}
+
+impl<T> Matcher<T> {
+    /// The names of a module that it is matched with.
+    fn names(&self, arch: &Arch, module: &str) -> Vec<String> {
+        if self.any_name { arch.names(module) } else { vec![arch.transformers_name(module)] }
+    }
+}
+
+impl Matcher<ModuleKey> {
+    /// Whether a key of `rank_pattern` or `alpha_pattern` matches a module of these names ([`Rules::known_as`]).
+    pub(super) fn is_key_of(&self, (theirs, all): &(String, Vec<String>)) -> bool {
+        let is = |name: &String| self.expression.is_match(name);
+        if self.any_name { all.iter().any(is) } else { is(theirs) }
+    }
+}
+
 /// [`Targets`] with its expressions compiled.
 pub(super) struct Rules<'a> {
     targets: &'a Targets,
     arch: &'a Arch,
-    target: Option<Pattern>,
-    exclude: Option<Pattern>,
-    feedforward: Option<Pattern>,
+    target: Option<Matcher<Pattern>>,
+    exclude: Option<Matcher<Pattern>>,
+    feedforward: Option<Matcher<Pattern>>,
     saved: Vec<Pattern>,
-    layers: Vec<Pattern>,
-    pub(super) ranks: Vec<(ModuleKey, usize)>,
-    pub(super) alphas: Vec<(ModuleKey, f64)>,
+    layers: Vec<Matcher<Pattern>>,
+    pub(super) ranks: Vec<(Matcher<ModuleKey>, usize)>,
+    pub(super) alphas: Vec<(Matcher<ModuleKey>, f64)>,
 }
 
 impl<'a> Rules<'a> {
@@ -24,9 +80,10 @@ impl<'a> Rules<'a> {
         let section = targets.section;
         let compile_as =
             |option: &str, written: &str, pattern: &str| Pattern::new(&format!("{section}.{option}"), written, pattern);
-        let compile = |option: &str, pattern: &str| compile_as(option, pattern, pattern);
+        let names = Names::of(arch);
         let whole = |option: &str, modules: Option<&TargetModules>| match modules {
-            Some(TargetModules::Regex(pattern)) => compile_as(option, pattern, &format!("^(?:{pattern})$")).map(Some),
+            Some(TargetModules::Regex(pattern)) => compile_as(option, pattern, &format!("^(?:{pattern})$"))
+                .map(|compiled| Some(names.matcher(pattern, compiled, Pattern::is_match))),
             _ => Ok(None),
         };
         if matches!(targets.target_modules, TargetModules::Regex(_)) && targets.layers_to_transform.is_some() {
@@ -44,14 +101,19 @@ impl<'a> Rules<'a> {
             return Err(Error::config(format!("{section}.layers_to_transform with target_modules: all-linear"))
                 .hint("PEFT takes them together for an error: set target_modules: auto, or a list of names"));
         }
-        let key = |option: &str, key: &str| ModuleKey::new(&format!("{section}.{option}"), key);
+        let key = |option: &str, key: &str| -> Result<_> {
+            let compiled = ModuleKey::new(&format!("{section}.{option}"), key)?;
+            Ok(names.matcher(key, compiled, ModuleKey::is_match))
+        };
+        let layer = |written: &str, pattern: &str| -> Result<_> {
+            let compiled = compile_as("layers_pattern", written, pattern)?;
+            Ok(names.matcher(written, compiled, Pattern::is_match))
+        };
         let layers = match targets.layers_pattern.as_slice() {
-            [] => vec![compile("layers_pattern", r"^.*?\.[^.]*\.(?P<idx>\d+)\.")?],
+            [] => vec![layer("", r"^.*?\.[^.]*\.(?P<idx>\d+)\.")?],
             patterns => patterns
                 .iter()
-                .map(|pattern| {
-                    compile_as("layers_pattern", pattern, &format!(r"^(?:.*?\.)??(?:{pattern})\.(?P<idx>\d+)\."))
-                })
+                .map(|pattern| layer(pattern, &format!(r"^(?:.*?\.)??(?:{pattern})\.(?P<idx>\d+)\.")))
                 .collect::<Result<_>>()?,
         };
         Ok(Self {
@@ -73,9 +135,20 @@ impl<'a> Rules<'a> {
         })
     }
 
-    /// Whether an expression matches one of a module's names.
-    pub(super) fn matches(&self, pattern: &Pattern, module: &str) -> bool {
-        self.arch.names(module).iter().any(|name| pattern.is_match(name))
+    fn matches(&self, pattern: &Matcher<Pattern>, module: &str) -> bool {
+        pattern.names(self.arch, module).iter().any(|name| pattern.expression.is_match(name))
+    }
+
+    /// A module's name in Transformers, and all its names.
+    pub(super) fn known_as(&self, module: &str) -> (String, Vec<String>) {
+        (self.arch.transformers_name(module), self.arch.names(module))
+    }
+
+    /// Whether an expression matches names alone that Transformers does not have, so that PEFT would not read it.
+    pub(super) fn needs_other_names(&self) -> bool {
+        let expressions = [&self.target, &self.exclude, &self.feedforward].into_iter().flatten().chain(&self.layers);
+        let mut keys = self.ranks.iter().map(|(key, _)| key).chain(self.alphas.iter().map(|(key, _)| key));
+        expressions.into_iter().any(|pattern| pattern.any_name) || keys.any(|key| key.any_name)
     }
 
     /// Whether an entry of a list names a module, by the end of one of its names.
@@ -94,7 +167,8 @@ impl<'a> Rules<'a> {
 
     /// Whether the module of this name gets an adapter.
     pub(super) fn targets(&self, name: &str) -> bool {
-        if self.excludes(name) || self.saved.iter().any(|pattern| self.matches(pattern, name)) {
+        let is_saved = |pattern: &Pattern| self.arch.names(name).iter().any(|name| pattern.is_match(name));
+        if self.excludes(name) || self.saved.iter().any(is_saved) {
             return false;
         }
         match &self.targets.target_modules {
@@ -112,11 +186,14 @@ impl<'a> Rules<'a> {
     fn in_layers(&self, module: &str) -> bool {
         match self.targets.layers_to_transform.as_deref() {
             None | Some([]) => true,
-            Some(layers) => self.arch.names(module).iter().any(|name| {
-                let found = self.layers.iter().find_map(|pattern| pattern.capture(name, "idx"));
-                let number = found.and_then(|digits| digits.parse::<usize>().ok());
+            Some(layers) => {
+                let number = |pattern: &Matcher<Pattern>| {
+                    let mut names = pattern.names(self.arch, module).into_iter();
+                    names.find_map(|name| pattern.expression.capture(&name, "idx").map(str::to_owned))
+                };
+                let number = self.layers.iter().find_map(number).and_then(|digits| digits.parse::<usize>().ok());
                 number.is_some_and(|number| layers.contains(&number))
-            }),
+            }
         }
     }
 
@@ -126,7 +203,7 @@ impl<'a> Rules<'a> {
         match &self.targets.target_modules {
             TargetModules::Auto => false,
             TargetModules::AllLinear => true,
-            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| pattern.is_match(former)),
+            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| self.matches(pattern, former)),
             TargetModules::List(entries) => entries.iter().any(|entry| ends_with_module(former, entry)),
         }
     }
@@ -154,8 +231,8 @@ impl<'a> Rules<'a> {
     ) -> Placement {
         let name = &linear.name;
         let rank = self.targets.ranks.as_ref().map_or(Rank { r: 0, alpha: 0.0, scale: 1.0 }, |usual| {
-            let names = self.arch.names(name);
-            let is = |key: &ModuleKey| names.iter().any(|name| key.is_match(name));
+            let known = self.known_as(name);
+            let is = |key: &Matcher<ModuleKey>| key.is_key_of(&known);
             let own = self.ranks.iter().find(|(key, _)| is(key));
             let r = own.map_or(usual.r.saturating_mul(joined), |(_, rank)| *rank);
             let own = self.alphas.iter().find(|(key, _)| is(key));

@@ -32,8 +32,7 @@ pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
     };
     let adapts = config.tuning.mode.adapts();
     let adapter = || {
-        let adapter = AdapterConfig::of(&config.tuning, &source.placements, Some(&name));
-        let adapter = adapter.with_tokens(&source.saved_arch())?;
+        let adapter = AdapterConfig::readable(&config.tuning, &source.placements, Some(&name), &source.saved_arch())?;
         let (kept, untouched) = (Arc::clone(&source.kept), Arc::clone(&source.untouched));
         Ok::<_, Error>(AdapterConfig { kept, untouched, ..adapter })
     };
