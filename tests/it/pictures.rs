@@ -407,9 +407,8 @@ fn features_are_computed_ahead_of_a_run_and_predictions_know_them() {
     };
     let checked = command(&["memory-check", word]);
     assert!(!fixture.path("cache/features").exists(), "a prediction computes nothing: {checked}");
-    let encoded = command(&["encode", word, "data.max_length=30"]);
+    let encoded = command(&["encode", word]);
     assert!(encoded.contains("features of 2 images, 2 of them computed now"), "{encoded}");
-    assert!(encoded.contains("warning: train: 8 rows above data.max_length left out"), "{encoded}");
     let encoded = command(&["encode", word]);
     assert!(encoded.contains("features of 2 images, 0 of them computed now"), "{encoded}");
     // Another encoder's are others; room is asked for; a trained encoder has none.

@@ -1,6 +1,6 @@
 //! Floating-point operations of an image on its way to the decoder: through encoder and connector, forward, and backward where they
 //! are trained. Counted as for text ([`super::flops`]).
-use super::memory::footprint::{Footprint, Shape};
+use super::memory::footprint::Shape;
 use super::memory::{ImageSize, Trained};
 use tunesmith_config::arch::LinearSpec;
 use tunesmith_config::vision::{

@@ -88,7 +88,7 @@ fn gradients_in_tiles_have_the_bits_of_the_instruction() {
                 let (y, x) = (&yt[row * tokens..][..tokens], &xt[col * tokens..][..tokens]);
                 // Whole tiles that lie end to end are summed in place, others on their own.
                 let [in_place, alone] = [summed(start[at], y, x), start[at] + summed(0.0, y, x)];
-                let whole = |from: usize, all: usize| (all - from / 32 * 32).min(32) % 16 == 0;
+                let whole = |from: usize, all: usize| (all - from / 32 * 32).min(32).is_multiple_of(16);
                 let expected = if whole(row, rows) && whole(col, cols) { in_place } else { alone };
                 assert!(plain[at].to_bits() == expected.to_bits(), "[{tokens}, {rows}, {cols}] at {at}");
                 assert!(back[at].to_bits() == alone.to_bits(), "[{tokens}, {rows}, {cols}] transposed, at {at}");

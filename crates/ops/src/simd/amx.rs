@@ -213,6 +213,7 @@ mod tiles {
         /// The places of `sums` that `size` has are sixteen rows of sixteen floats each, and those to write are no other thread's. Of each
         /// part, as many rows have `steps` times 64 bytes, and as many blocks of columns `steps` times 1,024.
         #[inline]
+        #[allow(clippy::unused_self, reason = "it shows that the registers are configured")]
         pub(crate) unsafe fn add_products(&self, sums: &TileSums, parts: &[TilePart], size: [usize; 2]) {
             // SAFETY: `self` shows that the registers are configured, sixteen rows of 64 bytes each. What is read and written is there, as
             // the caller says; `parts` has as many entries as are read, and the structures lie as `repr(C)` says.

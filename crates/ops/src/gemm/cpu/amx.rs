@@ -5,37 +5,12 @@
 //! the matrix, a task packs 32 rows at a time, `[row][column]`, for all of its panels. Features are padded with zeros to whole tiles.
 use super::pairs::{Numbers, column, copy_any, pack_any, pack_rows, round_panels};
 use super::product::{Job, Operands, RawTerm, Stage};
+use super::tile_sizes::{GROUP, STEP, pairs};
 use crate::activation::LANES;
-use crate::par;
 use crate::quant::any_run;
 use crate::scratch::{Cutter, with_scratch};
-pub(super) use crate::simd::amx::STEP;
 use crate::simd::amx::{TilePart, TileSums, Tiles};
 use crate::simd::{PairLanes, Simd, dispatch_pairs, prefetch};
-
-/// The most features of a block of the sum: 32 rows of it are 32 KiB, which stay in the first cache.
-pub(super) const BLOCK: usize = 512;
-/// Rows that are packed together: two tiles.
-const GROUP: usize = 2 * LANES;
-/// Tasks for each thread, and the most rows and panels of one.
-const TASKS: usize = 4;
-const MOST_ROWS: usize = 288;
-const PANELS: usize = 32;
-const MOST_PANELS: usize = 64;
-
-/// Pairs of so many features, padded to whole tiles.
-pub(super) const fn pairs(depth: usize) -> usize {
-    depth.div_ceil(STEP) * (STEP / 2)
-}
-
-/// Rows and panels of a task of a product with so many.
-pub(super) fn steps(rows: usize, panels: usize) -> [usize; 2] {
-    let wanted = TASKS * par::threads();
-    let row_tasks = wanted.div_ceil(panels.div_ceil(PANELS));
-    let row_step = rows.div_ceil(row_tasks).next_multiple_of(GROUP).clamp(GROUP, MOST_ROWS);
-    let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
-    [row_step, panels.div_ceil(panel_tasks).next_multiple_of(2).clamp(2, MOST_PANELS)]
-}
 
 /// Memory of a task: pairs of [`GROUP`] rows of each term, and of its panels where they are not rounded for all tasks; and four tiles
 /// of sums.

@@ -1,20 +1,18 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`, rows in parallel.
+use super::outer_job::OuterJob;
 use super::strip::gather_rows;
 use super::{outer_amx, pairs, tile, tile_rows, transpose, with_tile};
 use crate::activation::{Activation, LANES};
 use crate::gemm::Transposed;
 use crate::par;
 use crate::scratch::with_scratch;
-use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs, in_tiles, prefetch};
+use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs, in_tiles};
 
 /// Floats of `y` that a task packs, at most, unless [`FEWEST_ROWS`] are more: 384 KiB of the second cache.
 const PACKED: usize = 96 << 10;
 /// The most and the fewest rows of a task.
 const TASK_ROWS: usize = 48;
 const FEWEST_ROWS: usize = 12;
-/// Blocks of 16 features of `x` from which the rows of `y` are packed. It was slower with one block, LoRA's rank of 16, equal with two, and
-/// faster with 36: four is an estimate.
-const PACK_BLOCKS: usize = 4;
 /// Pairs of a panel's tokens.
 const PAIRS: usize = LANES / 2;
 
@@ -57,36 +55,6 @@ pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs
             }
         }
     });
-}
-
-pub(super) struct OuterJob {
-    pub(super) out: *mut f32,
-    pub(super) row: usize,
-    pub(super) col: usize,
-    pub(super) cols: usize,
-    pub(super) y: *const f32,
-    pub(super) y_stride: usize,
-    pub(super) x: *const f32,
-    pub(super) panels: usize,
-}
-
-// SAFETY: the operands stay borrowed while tasks run; each reads them and writes rows of `out` that no other task has.
-unsafe impl Sync for OuterJob {}
-
-impl OuterJob {
-    /// Whether rows of `y` are packed for their products.
-    const fn packs(&self) -> bool {
-        self.cols.div_ceil(LANES) >= PACK_BLOCKS
-    }
-
-    /// Fetches `count` numbers of `out` from row `m` and column `n` on.
-    #[inline(always)]
-    pub(super) fn fetch(&self, m: usize, n: usize, count: usize) {
-        if self.col == 1 {
-            let first = self.out.wrapping_add(m * self.row + n);
-            (0..count).step_by(LANES).for_each(|at| prefetch(first.wrapping_add(at).cast_const().cast()));
-        }
-    }
 }
 
 /// Rows of `y` as a task multiplies them.

@@ -1,7 +1,7 @@
 //! Gradients of weights in tiles of AMX: `out[m, n] += sum_t y[t, m] x[t, n]`, operands rounded to bfloat16.
-use super::amx::STEP;
-use super::outer::OuterJob;
+use super::outer_job::OuterJob;
 use super::pairs::round_row;
+use super::tile_sizes::STEP;
 use crate::activation::LANES;
 use crate::par;
 use crate::scratch::{Cutter, with_scratch};

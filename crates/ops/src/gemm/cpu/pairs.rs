@@ -6,7 +6,7 @@
 //! float32, in half as many steps.
 use super::product::{Job, Operands, Order, PAIR_PANELS, RawTerm, Stage, matmul_tile};
 use super::strip::Strip;
-use super::{DEPTH, TASK_ROWS, amx, tile_rows, with_tile};
+use super::{DEPTH, TASK_ROWS, tile_rows, tile_sizes, with_tile};
 use crate::activation::LANES;
 use crate::par::{self, Shared};
 use crate::quant::{Quantized, any_run};
@@ -104,7 +104,7 @@ impl<'a> RawTerm<'a> {
     /// Features of a block of the sum, an even number.
     pub(super) fn block(&self, order: Order) -> usize {
         let (most, step) = match order {
-            Order::InTiles => (amx::BLOCK, amx::STEP),
+            Order::InTiles => (tile_sizes::BLOCK, tile_sizes::STEP),
             // A strip holds fewer columns.
             _ if self.strips() => (DEPTH, 2),
             _ => (2 * PAIRS, 2),
@@ -383,7 +383,7 @@ pub(super) struct Rounding {
 impl Rounding {
     /// Pairs of so many features of a block.
     const fn pairs(&self, depth: usize) -> usize {
-        if self.tiles { amx::pairs(depth) } else { depth.div_ceil(2) }
+        if self.tiles { tile_sizes::pairs(depth) } else { depth.div_ceil(2) }
     }
 }
 

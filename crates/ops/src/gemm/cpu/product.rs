@@ -1,5 +1,5 @@
 //! A product, how it is cut into tasks, and the tile that all kernels have.
-use super::{DEPTH, TASK_ROWS, amx, tile, tile_and};
+use super::{DEPTH, TASK_ROWS, tile, tile_and, tile_sizes};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Interleaved, Matrix, Store, Term};
 use crate::quant::Quantized;
@@ -264,7 +264,7 @@ impl<'a> Job<'a> {
             panel_step = panels.div_ceil(panel_tasks).clamp(STRIP_PANELS, MOST_STRIP_PANELS);
         }
         if order == Order::InTiles {
-            [row_step, panel_step] = amx::steps(rows, panels);
+            [row_step, panel_step] = tile_sizes::steps(rows, panels);
         }
         if interleaved {
             // Whole blocks of sixteen rows.

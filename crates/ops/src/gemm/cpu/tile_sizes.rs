@@ -1,0 +1,28 @@
+//! Sizes of what is multiplied in tiles of AMX.
+use crate::activation::LANES;
+use crate::par;
+pub(super) use crate::simd::amx::STEP;
+
+/// The most features of a block of the sum: 32 rows of it are 32 KiB, which stay in the first cache.
+pub(super) const BLOCK: usize = 512;
+/// Rows that are packed together: two tiles.
+pub(super) const GROUP: usize = 2 * LANES;
+/// Tasks for each thread, and the most rows and panels of one.
+const TASKS: usize = 4;
+const MOST_ROWS: usize = 288;
+const PANELS: usize = 32;
+const MOST_PANELS: usize = 64;
+
+/// Pairs of so many features, padded to whole tiles.
+pub(super) const fn pairs(depth: usize) -> usize {
+    depth.div_ceil(STEP) * (STEP / 2)
+}
+
+/// Rows and panels of a task of a product with so many.
+pub(super) fn steps(rows: usize, panels: usize) -> [usize; 2] {
+    let wanted = TASKS * par::threads();
+    let row_tasks = wanted.div_ceil(panels.div_ceil(PANELS));
+    let row_step = rows.div_ceil(row_tasks).next_multiple_of(GROUP).clamp(GROUP, MOST_ROWS);
+    let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
+    [row_step, panels.div_ceil(panel_tasks).next_multiple_of(2).clamp(2, MOST_PANELS)]
+}
