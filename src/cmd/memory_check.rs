@@ -73,9 +73,8 @@ impl data::Progress for Quiet {
 
 impl Observer for Quiet {
     fn event(&self, event: &Event<'_>) {
-        match event {
-            Event::Notice(text) => terminal::print_note(text),
-            _ => {}
+        if let Event::Notice(text) = event {
+            terminal::print_note(text);
         }
     }
 }

@@ -43,9 +43,8 @@ impl data::Progress for Notices {
 
 impl Observer for Notices {
     fn event(&self, event: &Event<'_>) {
-        match event {
-            Event::Notice(text) => terminal::print_note(text),
-            _ => {}
+        if let Event::Notice(text) = event {
+            terminal::print_note(text);
         }
     }
 }
