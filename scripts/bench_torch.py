@@ -177,7 +177,7 @@ def main():
     parser.add_argument("--bf16", action="store_true", help="products in bfloat16 on both sides")
     parser.add_argument("--data", help="JSONL of {input_ids, labels} instead of full rows of random ids")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--simd", help="hold tunesmith to these instructions: portable, avx2, avx512 (PyTorch chooses its own)")
+    parser.add_argument("--simd", help="hold tunesmith to these instructions: portable, avx2, avx512, amx (PyTorch chooses its own)")
     parser.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "tunesmith"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:N, on both sides")
     parser.add_argument("--only", choices=["torch", "tunesmith"], help="one side alone, without a ratio")

@@ -6,6 +6,11 @@
 /// Numbers along the sum that one instruction multiplies.
 pub(crate) const STEP: usize = 32;
 
+/// Pairs of so many numbers along the sum, padded to whole tiles.
+pub(crate) const fn pairs(numbers: usize) -> usize {
+    numbers.div_ceil(STEP) * (STEP / 2)
+}
+
 /// Products of tiles that are summed one after the other: of up to two tiles of one matrix, thirty-two rows, with up to two tiles of
 /// the other, thirty-two columns.
 #[derive(Debug, Clone, Copy)]

@@ -4,7 +4,7 @@ use super::operands::{Along, Operands, Pairs, Panels, Part};
 use crate::activation::LANES;
 use crate::attention::Heads;
 use crate::gemm::cpu::pairs::round_row;
-use crate::simd::amx::{STEP, TilePart, TileSums, Tiles};
+use crate::simd::amx::{STEP, TilePart, TileSums, Tiles, pairs};
 use crate::simd::{PairLanes, Simd, dispatch_pairs, in_tiles};
 use std::marker::PhantomData;
 
@@ -21,11 +21,6 @@ pub(super) fn fits(heads: Heads) -> bool {
 /// What numbers of tokens and of features along a sum are padded to.
 pub(super) const fn padded(tiles: bool) -> [usize; 2] {
     if tiles { [2 * LANES, STEP] } else { [LANES, 2] }
-}
-
-/// Pairs of so many features, padded to whole tiles.
-const fn pairs(features: usize) -> usize {
-    features.div_ceil(STEP) * (STEP / 2)
 }
 
 /// Tiles of bfloat16 numbers.

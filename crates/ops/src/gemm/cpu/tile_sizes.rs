@@ -1,7 +1,7 @@
 //! Sizes of what is multiplied in tiles of AMX.
 use crate::activation::LANES;
 use crate::par;
-pub(super) use crate::simd::amx::STEP;
+pub(super) use crate::simd::amx::{STEP, pairs};
 
 /// The most features of a block of the sum: 32 rows of it are 32 KiB, which stay in the first cache.
 pub(super) const BLOCK: usize = 512;
@@ -12,11 +12,6 @@ const TASKS: usize = 4;
 const MOST_ROWS: usize = 288;
 const PANELS: usize = 32;
 const MOST_PANELS: usize = 64;
-
-/// Pairs of so many features, padded to whole tiles.
-pub(super) const fn pairs(depth: usize) -> usize {
-    depth.div_ceil(STEP) * (STEP / 2)
-}
 
 /// Rows and panels of a task of a product with so many.
 pub(super) fn steps(rows: usize, panels: usize) -> [usize; 2] {
