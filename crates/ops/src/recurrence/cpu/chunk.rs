@@ -1,6 +1,6 @@
 //! What forward and backward share: a chunk's queries and keys, its decays, u and A.
 use super::kernels::{
-    Across, BLOCK, Lanes, Mix, add_dot, add_times, decay, inverse, miss, set_product, set_times, times, turn,
+    Across, BLOCK, FORGOTTEN, Lanes, Mix, add_dot, add_times, decay, inverse, miss, set_product, set_times, times, turn,
 };
 use super::{CHUNK, Gate, Scan, load};
 use crate::activation::LANES;
@@ -49,12 +49,18 @@ impl Gates {
         }
         gates.sums.as_flattened_mut()[tokens.len()..].fill(sum);
         for (at, &own) in gates.sums.as_flattened().iter().enumerate().take(tokens.len()) {
-            gates.behind[at / LANES][at % LANES] = (own as f32).exp();
-            gates.ahead[at / LANES][at % LANES] = ((sum - own) as f32).exp();
+            gates.behind[at / LANES][at % LANES] = left(own);
+            gates.ahead[at / LANES][at % LANES] = left(sum - own);
         }
-        gates.whole = (sum as f32).exp();
+        gates.whole = left(sum);
         gates
     }
+}
+
+/// The decay of a logarithm, 0 below [`FORGOTTEN`].
+fn left(logarithm: f64) -> f32 {
+    let logarithm = logarithm as f32;
+    if logarithm < FORGOTTEN { 0.0 } else { logarithm.exp() }
 }
 
 /// `-x`, token by token.
