@@ -459,7 +459,7 @@ impl Simd for Portable {
     }
 }
 
-pub(crate) use pairs::{PairLanes, PortablePairs, dispatch_pairs};
+pub(crate) use pairs::{PairLanes, PortablePairs, dispatch_pairs, number_of_half};
 pub use pairs::{PairLevel, pair_level};
 pub use tile_lanes::TileLanes;
 pub(crate) use turn::{Bytes as TurnedBytes, bytes as turn_bytes};

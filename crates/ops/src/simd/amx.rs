@@ -107,14 +107,30 @@ mod tiles {
 
     /// A line of a kernel, or nothing where it lacks a tile for it.
     macro_rules! line {
-        (yes, $line:literal) => {
+        (yes, $line:expr) => {
             $line
         };
-        (yes yes, $line:literal) => {
+        (yes yes, $line:expr) => {
             $line
         };
-        ($($other:ident)+, $line:literal) => {
+        ($($other:ident)+, $line:expr) => {
             ""
+        };
+    }
+
+    /// Asks for half of a block of columns, two steps ahead: eight lines from a byte of it on. What lies behind the last block may be no
+    /// memory at all: the processor ignores that.
+    macro_rules! ahead {
+        ($columns:literal, $first:literal) => {
+            concat!(
+                ".irp byte, 0, 64, 128, 192, 256, 320, 384, 448\n",
+                "prefetcht0 [{",
+                $columns,
+                "} + \\byte + 2048 + ",
+                $first,
+                "]\n",
+                ".endr"
+            )
         };
     }
 
@@ -155,11 +171,15 @@ mod tiles {
                 "25:",
                 "tileloadd tmm4, [{upper} + {apart}]",
                 "tileloadd tmm6, [{left} + {line}]",
+                ahead!("left", 0),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 line!($right, "tileloadd tmm7, [{right} + {line}]"),
+                ahead!("left", 512),
                 line!($right, "tdpbf16ps tmm1, tmm4, tmm7"),
                 line!($lower, "tileloadd tmm5, [{lower} + {apart}]"),
+                line!($right, ahead!("right", 0)),
                 line!($lower, "tdpbf16ps tmm2, tmm5, tmm6"),
+                line!($right, ahead!("right", 512)),
                 line!($right $lower, "tdpbf16ps tmm3, tmm5, tmm7"),
                 "add {upper}, 64",
                 "add {lower}, 64",

@@ -43,8 +43,17 @@ pub trait PairLanes: TileLanes<Sum = <Self::Wide as Simd>::V> {
     unsafe fn pair(low: Self::Sum, high: Self::Sum) -> Self::Sum;
     /// Sixteen bfloat16 numbers from either place, given by their bits; `low` comes first in each pair.
     unsafe fn pair_words(low: *const u16, high: *const u16) -> Self::Sum;
+    /// Thirty-two bfloat16 numbers from either place, given by their bits; `low` comes first in each pair. Lane `i` of vector `half`
+    /// has number [`number_of_half`].
+    unsafe fn pair_word_halves(low: *const u16, high: *const u16) -> [Self::Sum; 2];
     /// Rounds 32 floats; neighbours are a pair.
     unsafe fn pair_neighbours(from: *const f32) -> Self::Sum;
+}
+
+/// Which of 32 numbers a lane of a vector of [`PairLanes::pair_word_halves`] has: fours of them lie in the first vector and in the second
+/// in turn, as the processor interleaves words.
+pub(crate) const fn number_of_half(half: usize, lane: usize) -> usize {
+    lane / 4 * 8 + half * 4 + lane % 4
 }
 
 /// The pairs of [`PairLanes`] in plain arrays, on any processor.
@@ -100,6 +109,13 @@ impl PairLanes for PortablePairs {
         // SAFETY: the caller has 16 numbers at each place, read at any alignment.
         let [low, high] = [low, high].map(|words| unsafe { words.cast::<[u16; 16]>().read_unaligned() });
         std::array::from_fn(|lane| f32::from_bits(u32::from(low[lane]) | u32::from(high[lane]) << 16))
+    }
+    #[inline(always)]
+    unsafe fn pair_word_halves(low: *const u16, high: *const u16) -> [Self::Sum; 2] {
+        // SAFETY: the caller has 32 numbers at each place, read at any alignment.
+        let [low, high] = [low, high].map(|words| unsafe { words.cast::<[u16; 32]>().read_unaligned() });
+        let pair = |at: usize| f32::from_bits(u32::from(low[at]) | u32::from(high[at]) << 16);
+        std::array::from_fn(|half| std::array::from_fn(|lane| pair(number_of_half(half, lane))))
     }
     #[inline(always)]
     unsafe fn pair_neighbours(from: *const f32) -> Self::Sum {

@@ -506,6 +506,15 @@ impl PairLanes for Avx512Bf16 {
         }
     }
     #[inline(always)]
+    unsafe fn pair_word_halves(low: *const u16, high: *const u16) -> [__m512; 2] {
+        // SAFETY: the caller has 32 numbers at each place, and this processor's features; the loads need no alignment.
+        unsafe {
+            let (low, high) = (_mm512_loadu_si512(low.cast()), _mm512_loadu_si512(high.cast()));
+            let halves = [_mm512_unpacklo_epi16(low, high), _mm512_unpackhi_epi16(low, high)];
+            halves.map(|half| _mm512_castsi512_ps(half))
+        }
+    }
+    #[inline(always)]
     unsafe fn pair_neighbours(from: *const f32) -> __m512 {
         // SAFETY: the caller has AVX512_BF16, and `from` holds 32 floats, at any alignment.
         unsafe {

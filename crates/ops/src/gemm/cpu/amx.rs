@@ -10,7 +10,7 @@ use crate::activation::LANES;
 use crate::quant::any_run;
 use crate::scratch::{Cutter, with_scratch};
 use crate::simd::amx::{TilePart, TileSums, Tiles};
-use crate::simd::{PairLanes, Simd, dispatch_pairs, prefetch};
+use crate::simd::{PairLanes, Simd, dispatch_pairs, number_of_half, prefetch, prefetch_far};
 
 /// Memory of a task: pairs of [`GROUP`] rows of each term, and of its panels where they are not rounded for all tasks; and four tiles
 /// of sums.
@@ -45,6 +45,32 @@ pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2]) 
     }
 }
 
+/// The whole tiles of [`pack_columns`]: [`GROUP`] rows of [`STEP`] columns of bfloat16 numbers. Each line of memory is read once.
+///
+/// # Safety
+/// The features of `P`; `from` leads to these rows and columns, `to` has room for them.
+#[inline(always)]
+unsafe fn pack_tiles<P: PairLanes>(from: *const u16, col: usize, (to, apart): (*mut f32, usize)) {
+    // SAFETY: as the caller says; what is only asked for need not be there.
+    unsafe {
+        let mut halves = [[P::broadcast(0.0); LANES]; 2];
+        for pair in 0..LANES {
+            let [low, high] = [2 * pair, 2 * pair + 1].map(|k| from.wrapping_add(k * col));
+            prefetch(low.wrapping_add(STEP * col).cast());
+            prefetch(high.wrapping_add(STEP * col).cast());
+            let both = P::pair_word_halves(low, high);
+            for (half, pairs) in halves.iter_mut().zip(both) {
+                half[pair] = pairs;
+            }
+        }
+        for (half, columns) in halves.iter().enumerate() {
+            for (lane, pairs) in P::Wide::turn(columns).into_iter().enumerate() {
+                P::write(to.add(number_of_half(half, lane) * apart), pairs);
+            }
+        }
+    }
+}
+
 /// Rounds rows of a transposed matrix, whose rows are 1 apart and columns `col`, at most [`GROUP`]: `[row][pair]`, `apart` pairs from one
 /// row to the next. `left` numbers lie behind `from`. Where columns end, whole tiles are filled with zeros.
 ///
@@ -76,6 +102,15 @@ unsafe fn pack_columns<P: PairLanes>(
             Numbers::Wide(from) => (Numbers::Wide(from.wrapping_add(k0 * col)), col, left - k0 * col),
             Numbers::Narrow(from) => (Numbers::Narrow(from.wrapping_add(k0 * col)), col, left - k0 * col),
         };
+        if let Numbers::Narrow(from) = from
+            && rows == GROUP
+            && k0 + STEP <= depth
+            && (STEP - 1) * col + GROUP <= left
+        {
+            // SAFETY: columns `k0` to `k0 + STEP` have these rows, all of which are there; each row of `to` has place for their pairs.
+            unsafe { pack_tiles::<P>(from, col, (to.add(k0 / 2), apart)) };
+            continue;
+        }
         for first in (0..rows).step_by(LANES) {
             let count = LANES.min(rows - first);
             // SAFETY: column `k` is below `depth`, and the next one where it is read; a whole vector is read only where it is there. Each row
@@ -147,6 +182,31 @@ unsafe fn pack<P: PairLanes>(
     [apart * size_of::<f32>(), apart / (STEP / 2)]
 }
 
+/// Asks for part number `part` of `parts` of the numbers that these rows and columns have, to be packed soon: they come while others are
+/// multiplied.
+#[inline(always)]
+fn fetch(term: &RawTerm<'_>, [m, rows]: [usize; 2], [k0, depth]: [usize; 2], [part, parts]: [usize; 2]) {
+    const LINE: usize = 64;
+    let Operands { row, col, .. } = term.whole;
+    let at = m * row + k0 * col;
+    let (from, size): (*const u8, usize) = match term.numbers(at) {
+        Numbers::Wide(from) => (from.cast(), size_of::<f32>()),
+        Numbers::Narrow(from) => (from.cast(), size_of::<u16>()),
+        Numbers::Quantized(..) => return,
+    };
+    // Numbers lie end to end in runs: rows, or columns of a transposed matrix.
+    let (runs, apart, bytes) = match [row, col] {
+        [_, 1] => (rows, row * size, depth * size),
+        [1, _] => (depth, col * size, rows * size),
+        _ => return,
+    };
+    for run in runs * part / parts..runs * (part + 1) / parts {
+        for byte in (0..bytes).step_by(LINE) {
+            prefetch_far(from.wrapping_add(run * apart + byte).cast());
+        }
+    }
+}
+
 /// # Safety
 /// The features of `P`, and as [`block`], for one stage, with room for its pairs in `memory`.
 #[inline(always)]
@@ -189,7 +249,15 @@ unsafe fn stage_block<P: PairLanes>(
                 *part = TilePart { rows: to.cast_const().cast(), apart, steps, ..*part };
                 count += 1;
             }
+            let next = match m + GROUP {
+                m if m < m1 => Some([m, GROUP.min(m1 - m), k0, part]),
+                _ if !last => Some([m0, GROUP.min(m1 - m0), k0 + part, depth.min(first.whole.depth - k0 - part)]),
+                _ => None,
+            };
             for p in (p0..p1).step_by(2) {
+                if let Some([m, rows, k0, depth]) = next {
+                    fetch(first, [m, rows], [k0, depth], [(p - p0) / 2, (p1 - p0).div_ceil(2)]);
+                }
                 let panels = 2.min(p1 - p);
                 for (part, x) in parts.iter_mut().zip(x) {
                     let one = part.steps * STEP / 2 * LANES;
