@@ -29,6 +29,28 @@ fn each_pair_level(test: impl Fn(&std::sync::Arc<Pool>) + Sync) {
 }
 
 #[test]
+fn products_that_are_cut_along_the_sum_have_the_bits_of_whole_ones() {
+    each_pair_level(|pool| {
+        // With so many tokens, more is rounded than a test's products may round at once; with sixteen it is not.
+        let (tokens, depth, rows, few) = (500, 1200, 900, 16);
+        let (x, w, low) = (numbers(1, tokens * depth), numbers(2, rows * depth), numbers(3, rows * 8));
+        let (thin, bias) = (numbers(4, tokens * 8), numbers(5, rows));
+        let product = |tokens: usize, transposed: bool| {
+            let [x, thin] = [(&x, depth), (&thin, 8)].map(|(x, of)| Activation::from_rows(pool, &x[..tokens * of], of));
+            let mut out = pool.act(tokens, rows);
+            let matrix = if transposed { Matrix::transposed(&w[..], rows) } else { Matrix::rows(&w[..], depth) };
+            let terms = [Term { matrix, x: &x }, Term { matrix: Matrix::rows(&low[..], 8), x: &thin }];
+            matmul(&mut out, Init::Bias((&bias[..]).into()), &terms);
+            out.to_rows()
+        };
+        for transposed in [false, true] {
+            let (whole, part) = (product(few, transposed), product(tokens, transposed));
+            assert!(whole == part[..few * rows], "transposed: {transposed}");
+        }
+    });
+}
+
+#[test]
 fn products_in_pairs_have_the_same_bits_with_any_number_of_threads() {
     use crate::quant::{Format, encode};
     each_pair_level(|pool| {

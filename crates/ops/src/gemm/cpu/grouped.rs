@@ -10,10 +10,14 @@ use crate::gemm::{Init, Matrix, Product, Term};
 use crate::par::{self, Shared};
 use crate::scratch::with_shared;
 use crate::upcoming::Upcoming;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-/// Floats of activations that are rounded once for all tasks, at most: 16 MiB. Beyond that, each task rounds its own panels.
-const MOST_ROUNDED: usize = 4 << 20;
+/// Floats of activations that are rounded once for all tasks, at most: 16 MiB. Beyond that, a product is cut into several of fewer features;
+/// or each task rounds its own panels. Tests have less, so that small products are cut as well.
+const MOST_ROUNDED: usize = if cfg!(test) { 1 << 18 } else { 4 << 20 };
+
+/// Products are cut at multiples of so many features.
+const FEATURES: usize = 512;
 
 /// Rows that multiply an activation, on average, from which it is rounded once for all tasks.
 const FEWEST_SHARED_ROWS: usize = 864;
@@ -78,7 +82,18 @@ fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
     let floats = roundings.floats();
     // A number is half a float. Few rows are multiplied by the threads that round their panels, from their own caches.
     let few = !tiles && uses < FEWEST_SHARED_ROWS * floats / (LANES / 2);
-    if floats == 0 || few || floats > MOST_ROUNDED {
+    if floats > MOST_ROUNDED && !few {
+        let [Job::Tiles(job)] = &jobs[..] else { return run(&jobs, upcoming) };
+        // A number is half a float, and another half is left to what the last part adds.
+        let features = MOST_ROUNDED / (job.panels * LANES) / FEATURES * FEATURES;
+        return match job.cut_deep(features) {
+            Some(parts) if parts.len() > 1 => {
+                parts.into_iter().for_each(|part| run_rounded(smallvec![Job::Tiles(part)], None));
+            }
+            _ => run(&jobs, upcoming),
+        };
+    }
+    if floats == 0 || few {
         return run(&jobs, upcoming);
     }
     for job in &mut jobs {

@@ -4,7 +4,8 @@ use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Interleaved, Matrix, Store, Term};
 use crate::quant::Quantized;
 use crate::simd::{self, Level, TileLanes, prefetch_far};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 use tunesmith_cpu_slice::CpuSlice as _;
 
 /// Rows of the largest tile of any kernel.
@@ -322,6 +323,22 @@ impl<'a> Job<'a> {
         self.panel_step = self.panels.div_ceil(panel_tasks).next_multiple_of(2).clamp(2, PAIR_PANELS);
     }
 
+    /// The same product as several, to be run one after the other, of at most so many features of its activation each. None where it has
+    /// more than one stage, or a quantized matrix.
+    pub(super) fn cut_deep(&self, features: usize) -> Option<Vec<Self>> {
+        let [Stage { first, second, begins }] = self.stages[..] else { return None };
+        let depth = first.whole.depth;
+        if features == 0 || first.quantized.is_some() || first.interleaved.is_some() {
+            return None;
+        }
+        let part = |k: usize| {
+            let end = depth.min(k + features);
+            let (begins, second) = (begins && k == 0, second.filter(|_| end == depth));
+            Self { stages: smallvec![Stage { first: first.of_features(k..end), second, begins }], ..*self }
+        };
+        Some((0..depth).step_by(features).map(part).collect())
+    }
+
     /// The number of tasks.
     pub(super) const fn tasks(&self) -> usize {
         self.rows.div_ceil(self.row_step) * self.panels.div_ceil(self.panel_step)
@@ -342,6 +359,24 @@ impl<'a> Job<'a> {
 }
 
 impl<'a> RawTerm<'a> {
+    /// The part of some features, of a matrix in float32 or bfloat16.
+    fn of_features(&self, features: Range<usize>) -> Self {
+        let Operands { matrix, col, x, .. } = self.whole;
+        let skipped = features.start * col;
+        let (wide, narrow) = (matrix.wrapping_add(skipped), self.narrow.wrapping_add(skipped));
+        Self {
+            whole: Operands {
+                matrix: if matrix.is_null() { matrix } else { wide },
+                x: x.wrapping_add(features.start * LANES),
+                depth: features.len(),
+                ..self.whole
+            },
+            narrow: if self.narrow.is_null() { self.narrow } else { narrow },
+            len: self.len - skipped,
+            ..*self
+        }
+    }
+
     /// Whether a column's numbers lie end to end, and a row's do not.
     pub(super) const fn is_transposed(&self) -> bool {
         self.whole.row == 1 && self.whole.col != 1
