@@ -92,12 +92,16 @@ pub(super) fn gather(x: &Activation, rows: &[usize], out: &mut Activation) {
     let (stride, features, to) = (x.stride(), x.features(), out.shared());
     par::run(rows.len().div_ceil(LANES), |panel| {
         let rows = &rows[panel * LANES..rows.len().min((panel + 1) * LANES)];
-        for (lane, &row) in rows.iter().enumerate() {
-            let from = &x.panel(row / LANES)[row % LANES..];
-            for feature in 0..features {
+        let mut tokens = [&x.data()[..0]; LANES];
+        for (token, &row) in tokens.iter_mut().zip(rows) {
+            *token = &x.panel(row / LANES)[row % LANES..];
+        }
+        // All tokens of a feature at once: each line of the result is written once.
+        for feature in 0..features {
+            for (lane, token) in tokens.iter().enumerate().take(rows.len()) {
                 // SAFETY: `Activation::gather_to` makes `out` with a token for each row and as many features as `x`, so
                 // that the place lies within it; no other task has this panel.
-                unsafe { *to.get().add(panel * stride + feature * LANES + lane) = from[feature * LANES] };
+                unsafe { *to.get().add(panel * stride + feature * LANES + lane) = token[feature * LANES] };
             }
         }
     });
@@ -127,14 +131,27 @@ pub(super) fn dot(x: &Activation, other: &Activation) -> Vec<f32> {
 }
 
 pub(super) fn scatter_add(x: &mut Activation, rows: &[usize], factors: Option<&[f32]>, from: &Activation) {
-    for (index, &row) in rows.iter().enumerate() {
-        let factor = factors.map_or(1.0, |factors| factors[index]);
-        let source = &from.panel(index / LANES)[index % LANES..];
-        let to = &mut x.panel_mut(row / LANES)[row % LANES..];
-        for feature in 0..from.features() {
-            to[feature * LANES] += factor * source[feature * LANES];
+    /// Features of a task; fewer numbers in all are not worth other threads.
+    const FEATURES: usize = 64;
+    const FEW: usize = 1 << 12;
+    let (stride, features) = (x.stride(), x.features());
+    assert!(rows.iter().all(|row| row / LANES < x.panels()), "tokens of the activation");
+    let to = x.shared();
+    let step = if rows.len() * features < FEW { features } else { FEATURES };
+    par::run(features.div_ceil(step.max(1)), |task| {
+        for (index, &row) in rows.iter().enumerate() {
+            let factor = factors.map_or(1.0, |factors| factors[index]);
+            let source = &from.panel(index / LANES)[index % LANES..];
+            for feature in task * step..features.min((task + 1) * step) {
+                // SAFETY: the panel and the feature are some of the activation's, as asserted, which is borrowed for writing; no other task
+                // has this feature.
+                unsafe {
+                    *to.get().add(row / LANES * stride + feature * LANES + row % LANES) +=
+                        factor * source[feature * LANES];
+                };
+            }
         }
-    }
+    });
 }
 
 pub(super) fn scatter(x: &Activation, rows: &[usize], out: &mut Activation) {
