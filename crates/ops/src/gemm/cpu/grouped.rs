@@ -86,12 +86,11 @@ fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
         let [Job::Tiles(job)] = &jobs[..] else { return run(&jobs, upcoming) };
         // A number is half a float, and another half is left to what the last part adds.
         let features = MOST_ROUNDED / (job.panels * LANES) / FEATURES * FEATURES;
-        return match job.cut_deep(features) {
-            Some(parts) if parts.len() > 1 => {
-                parts.into_iter().for_each(|part| run_rounded(smallvec![Job::Tiles(part)], None));
-            }
-            _ => run(&jobs, upcoming),
-        };
+        let Some(parts) = job.cut_deep(features).filter(|parts| parts.len() > 1) else { return run(&jobs, upcoming) };
+        for part in parts {
+            run_rounded(smallvec![Job::Tiles(part)], None);
+        }
+        return;
     }
     if floats == 0 || few {
         return run(&jobs, upcoming);

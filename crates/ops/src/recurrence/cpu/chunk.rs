@@ -58,7 +58,7 @@ impl Gates {
 }
 
 /// The decay of a logarithm, 0 below [`FORGOTTEN`].
-fn left(logarithm: f64) -> f32 {
+pub(super) fn left(logarithm: f64) -> f32 {
     let logarithm = logarithm as f32;
     if logarithm < FORGOTTEN { 0.0 } else { logarithm.exp() }
 }

@@ -11,9 +11,9 @@
 //! - `(1 + L) u = scale (v - exp(G) k S)`, solved 16 rows at a time, with the inverse of each block on the diagonal;
 //! - `o = exp(G) q S + A u`, and behind the chunk `exp(G_end) S + sum_j exp(G_end - G_j) k_j u_j'`.
 //!
-//! No exponent is positive, so nothing overflows. Backward keeps the state before each chunk and all u, and makes the rest anew.
-//! Its gradients of g are sums of `dA A` and the like over pairs of tokens on both sides of the decay, never differences of larger
-//! sums: what has decayed has no gradient.
+//! No exponent is positive, so nothing overflows, and decays below about 1e-20 count as 0. Backward keeps the state before each chunk and
+//! all u, and makes the rest anew. Its gradients of g are sums of `dA A` and the like over pairs of tokens on both sides of the decay,
+//! never differences of larger sums: what has decayed has no gradient.
 //!
 //! All work is in products of panels, with tokens in the lanes as activations have them. A task is some heads of a group of one
 //! sequence.
