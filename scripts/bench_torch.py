@@ -31,8 +31,16 @@ SHAPES = {
     "qwen2.5-0.5b": (896, 24, 14, 2, 4864, 151936, True, True),
 }
 
-# Hybrids, in these models' sizes; of Qwen3.5 the text model alone.
-HYBRIDS = {
+# Hybrids, in these models' sizes, of Qwen3.5 the text model alone; and a mixture of 32 experts, of which each token uses four.
+CONFIGS = {
+    "experts-32": {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1536, "moe_intermediate_size": 384,
+        "num_experts": 32, "num_experts_per_tok": 4, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "vocab_size": 49152, "tie_word_embeddings": True, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "output_router_logits": False,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    },
     "qwen3.5-0.8b": {
         "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 24,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": 3584, "vocab_size": 248320,
@@ -55,8 +63,8 @@ HYBRIDS = {
 
 def model_config(shape):
     """A Hugging Face `config.json` as a dictionary: of a known shape, or read from a file."""
-    if shape in HYBRIDS:
-        return dict(HYBRIDS[shape])
+    if shape in CONFIGS:
+        return dict(CONFIGS[shape])
     if shape not in SHAPES:
         with open(shape, encoding="utf-8") as file:
             return json.load(file)
@@ -167,7 +175,7 @@ def show(side, result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join([*SHAPES, *HYBRIDS])}, or a Hugging Face config.json")
+    parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join([*SHAPES, *CONFIGS])}, or a Hugging Face config.json")
     parser.add_argument("--mode", choices=["lora", "qlora", "full"], default="lora")
     parser.add_argument("--seq", type=int, default=512)
     parser.add_argument("--batch", type=int, default=2)
@@ -189,10 +197,10 @@ def main():
         return
     kept = tempfile.TemporaryDirectory()
     shape = args.shape
-    if shape in HYBRIDS:
+    if shape in CONFIGS:
         shape = os.path.join(kept.name, "shape.json")
         with open(shape, "w", encoding="utf-8") as file:
-            json.dump(HYBRIDS[args.shape], file)
+            json.dump(CONFIGS[args.shape], file)
     work = ["--shape", shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps), "--device", args.device]
     work += ["--data", args.data] if args.data else []
     work += ["--gradient-checkpointing"] if args.gradient_checkpointing else []
