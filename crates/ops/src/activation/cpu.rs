@@ -131,8 +131,9 @@ pub(super) fn dot(x: &Activation, other: &Activation) -> Vec<f32> {
 }
 
 pub(super) fn scatter_add(x: &mut Activation, rows: &[usize], factors: Option<&[f32]>, from: &Activation) {
-    /// Features of a task; fewer numbers in all are not worth other threads.
+    /// Features of a task.
     const FEATURES: usize = 64;
+    /// Fewer numbers are added by one thread; an estimate.
     const FEW: usize = 1 << 12;
     let (stride, features) = (x.stride(), x.features());
     assert!(rows.iter().all(|row| row / LANES < x.panels()), "tokens of the activation");

@@ -105,7 +105,7 @@ fn equals_its_recurrence_and_its_finite_differences() {
 fn strong_decays_on_both_sides_of_the_least_that_counts_equal_the_recurrence() {
     each_engine(|engine| {
         let mut case = case(HEADS[0], 1.0);
-        // Logarithms down to about -90 for one token, and of every size above.
+        // Logarithms down to about -80 for one token, and of every size above.
         case.a.iter_mut().enumerate().for_each(|(at, a)| *a = (at % 61) as f32 / 2.0);
         case.a_log.iter_mut().enumerate().for_each(|(head, a_log)| *a_log = head as f32 / 2.0 - 0.5);
         check(engine, &case);

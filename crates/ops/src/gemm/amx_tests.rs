@@ -49,10 +49,16 @@ fn products_in_tiles_have_the_bits_of_the_instruction() {
             let (xa, za) = (Activation::from_rows(pool, &x, depth), Activation::from_rows(pool, &z, 5));
             let added = Activation::from_rows(pool, &start, rows);
             let wt = turned(&w, depth);
+            let narrow = [&w, &wt].map(|values| values.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>());
             for (case, init) in
                 [Init::Zero, Init::Bias((&bias[..]).into()), Init::Add(&added), Init::Out].into_iter().enumerate()
             {
-                for matrix in [Matrix::rows(&w[..], depth), Matrix::transposed(&wt[..], rows)] {
+                for matrix in [
+                    Matrix::rows(&w[..], depth),
+                    Matrix::transposed(&wt[..], rows),
+                    Matrix::rows(Store::Bf16(narrow[0].as_slice().into()), depth),
+                    Matrix::transposed(Store::Bf16(narrow[1].as_slice().into()), rows),
+                ] {
                     let mut out = added.copy();
                     let second = Term { matrix: Matrix::rows(&b[..], 5), x: &za };
                     matmul(&mut out, init, &[Term { matrix, x: &xa }, second]);

@@ -105,7 +105,6 @@ unsafe fn pack_columns<P: PairLanes>(
         if let Numbers::Narrow(from) = from
             && rows == GROUP
             && k0 + STEP <= depth
-            && (STEP - 1) * col + GROUP <= left
         {
             // SAFETY: columns `k0` to `k0 + STEP` have these rows, all of which are there; each row of `to` has place for their pairs.
             unsafe { pack_tiles::<P>(from, col, (to.add(k0 / 2), apart)) };
@@ -123,14 +122,6 @@ unsafe fn pack_columns<P: PairLanes>(
                         break;
                     }
                     let [low, high] = [k, k + 1].map(|k| k * col + first);
-                    if let Numbers::Narrow(from) = from {
-                        prefetch(from.wrapping_add(low + STEP * col).cast());
-                        prefetch(from.wrapping_add(high + STEP * col).cast());
-                        if k0 + k + 1 < depth && high + LANES <= left {
-                            *both = P::pair_words(from.add(low), from.add(high));
-                            continue;
-                        }
-                    }
                     let low = column::<P>(from, low, count, low + LANES <= left);
                     let mut next = P::broadcast(0.0);
                     if k0 + k + 1 < depth {

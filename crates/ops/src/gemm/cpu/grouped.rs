@@ -2,6 +2,7 @@
 //! sums that it has alone.
 use super::pairs::Roundings;
 use super::product::{Job as Tiles, Order, RawTerm};
+use super::tile_sizes::BLOCK;
 use super::tokens::Copies;
 use super::{amx, matmul, pairs, skinny, skinny_pairs};
 use crate::activation::{Activation, LANES};
@@ -15,9 +16,6 @@ use smallvec::{SmallVec, smallvec};
 /// Floats of activations that are rounded once for all tasks, at most: 16 MiB. Beyond that, a product is cut into several of fewer features;
 /// or each task rounds its own panels. Tests have less, so that small products are cut as well.
 const MOST_ROUNDED: usize = if cfg!(test) { 1 << 18 } else { 4 << 20 };
-
-/// Products are cut at multiples of so many features.
-const FEATURES: usize = 512;
 
 /// Rows that multiply an activation, on average, from which it is rounded once for all tasks.
 const FEWEST_SHARED_ROWS: usize = 864;
@@ -85,7 +83,7 @@ fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
     if floats > MOST_ROUNDED && !few {
         let [Job::Tiles(job)] = &jobs[..] else { return run(&jobs, upcoming) };
         // A number is half a float, and another half is left to what the last part adds.
-        let features = MOST_ROUNDED / (job.panels * LANES) / FEATURES * FEATURES;
+        let features = MOST_ROUNDED / (job.panels * LANES) / BLOCK * BLOCK;
         let Some(parts) = job.cut_deep(features).filter(|parts| parts.len() > 1) else { return run(&jobs, upcoming) };
         for part in parts {
             run_rounded(smallvec![Job::Tiles(part)], None);

@@ -1,6 +1,7 @@
 //! What forward and backward share: a chunk's queries and keys, its decays, u and A.
 use super::kernels::{
-    Across, BLOCK, FORGOTTEN, Lanes, Mix, add_dot, add_times, decay, inverse, miss, set_product, set_times, times, turn,
+    Across, BLOCK, LEAST_LOG_DECAY, Lanes, Mix, add_dot, add_times, decay, inverse, miss, set_product, set_times,
+    times, turn,
 };
 use super::{CHUNK, Gate, Scan, load};
 use crate::activation::LANES;
@@ -49,18 +50,18 @@ impl Gates {
         }
         gates.sums.as_flattened_mut()[tokens.len()..].fill(sum);
         for (at, &own) in gates.sums.as_flattened().iter().enumerate().take(tokens.len()) {
-            gates.behind[at / LANES][at % LANES] = left(own);
-            gates.ahead[at / LANES][at % LANES] = left(sum - own);
+            gates.behind[at / LANES][at % LANES] = decay_of(own);
+            gates.ahead[at / LANES][at % LANES] = decay_of(sum - own);
         }
-        gates.whole = left(sum);
+        gates.whole = decay_of(sum);
         gates
     }
 }
 
-/// The decay of a logarithm, 0 below [`FORGOTTEN`].
-pub(super) fn left(logarithm: f64) -> f32 {
+/// The decay of a logarithm, 0 below [`LEAST_LOG_DECAY`].
+pub(super) fn decay_of(logarithm: f64) -> f32 {
     let logarithm = logarithm as f32;
-    if logarithm < FORGOTTEN { 0.0 } else { logarithm.exp() }
+    if logarithm < LEAST_LOG_DECAY { 0.0 } else { logarithm.exp() }
 }
 
 /// `-x`, token by token.

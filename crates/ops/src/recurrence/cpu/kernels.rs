@@ -9,10 +9,10 @@ pub(super) const BLOCK: usize = LANES * LANES;
 
 /// The logarithm of a decay below which nothing counts as left, about 1e-20. Products with smaller decays would be subnormal numbers,
 /// which some processors multiply many times slower.
-pub(super) const FORGOTTEN: f32 = -46.0;
+pub(super) const LEAST_LOG_DECAY: f32 = -46.0;
 
-/// `exp(FORGOTTEN)`, about.
-const TOO_SMALL: f32 = 1e-20;
+/// `exp(LEAST_LOG_DECAY)`, about.
+const LEAST_DECAY: f32 = 1e-20;
 
 /// A number of each token of a panel.
 pub(super) type Lanes = [f32; LANES];
@@ -277,7 +277,10 @@ unsafe fn decay_kernel<S: Simd>(behind: &[f64; LANES], before: &[f64; LANES], to
         // SAFETY: sixteen floats in both.
         unsafe {
             let logarithms = S::load(differences.as_ptr());
-            S::store(to.as_mut_ptr(), S::if_gt(S::splat(FORGOTTEN), logarithms, S::splat(0.0), S::exp(logarithms)));
+            S::store(
+                to.as_mut_ptr(),
+                S::if_gt(S::splat(LEAST_LOG_DECAY), logarithms, S::splat(0.0), S::exp(logarithms)),
+            );
         };
     }
 }
@@ -286,7 +289,7 @@ dispatch! {
     fn decay_at = decay_kernel(behind: &[f64; LANES], before: &[f64; LANES], to: &mut [f32; BLOCK]);
 }
 
-/// `to[j][i] = exp(behind[i] - before[j])`: what is left at a token of what another wrote before it, or 0 below [`FORGOTTEN`]. Sums
+/// `to[j][i] = exp(behind[i] - before[j])`: what is left at a token of what another wrote before it, or 0 below [`LEAST_LOG_DECAY`]. Sums
 /// of logarithms are in f64, so that a difference keeps its digits behind tokens that forget all.
 pub(super) fn decay(behind: &[f64; LANES], before: &[f64; LANES], to: &mut [f32]) {
     // SAFETY: the kernel asks nothing of its arguments.
@@ -307,7 +310,7 @@ unsafe fn inverse_kernel<S: Simd>(lower: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
                 row = S::fma(S::splat(lower[l * LANES + i]), S::load(to.as_ptr().add(l * LANES)), row);
             }
             let size = S::max(row, S::sub(S::splat(0.0), row));
-            row = S::if_gt(S::splat(TOO_SMALL), size, S::splat(0.0), row);
+            row = S::if_gt(S::splat(LEAST_DECAY), size, S::splat(0.0), row);
             S::store(to.as_mut_ptr().add(i * LANES), row);
         }
     }
@@ -316,7 +319,7 @@ unsafe fn inverse_kernel<S: Simd>(lower: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
 dispatch! { fn inverse_at = inverse_kernel(lower: &[f32; BLOCK], to: &mut [f32; BLOCK]); }
 
 /// `to[i][j]`, the inverse of `1 - N` for `N[i][j] = lower[j][i]`, which is 0 but for `j < i`: forward substitution. Its diagonal is 1;
-/// products of decays below [`TOO_SMALL`] count as 0, for the reason of [`FORGOTTEN`].
+/// products of decays below [`LEAST_DECAY`] count as 0, for the reason of [`LEAST_LOG_DECAY`].
 pub(super) fn inverse(lower: &[f32], to: &mut [f32]) {
     // SAFETY: the kernel asks nothing of its arguments.
     unsafe { inverse_at(block(lower), block_mut(to)) };

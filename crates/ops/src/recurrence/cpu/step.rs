@@ -1,5 +1,5 @@
 //! Token by token, as the rule is defined: for sequences shorter than a panel, such as the next token of a text.
-use super::chunk::left;
+use super::chunk::decay_of;
 use super::{Gate, Scan};
 use crate::activation::LANES;
 use crate::simd::{Simd, dispatch};
@@ -79,7 +79,7 @@ pub(super) fn forward(
                 key: &key,
                 value: &value,
                 scale,
-                decay: left(f64::from(g)),
+                decay: decay_of(f64::from(g)),
                 corrects: scan.corrects,
                 panels,
             };
