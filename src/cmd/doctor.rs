@@ -154,9 +154,11 @@ fn processor(machine: &MachineInfo) -> Finding {
 /// `pairs`: products of bfloat16 numbers have an instruction.
 fn vectors(level: Level, pairs: bool) -> Finding {
     match level {
-        Level::Amx => {
-            Finding::new("vectors", Verdict::Good, "AVX-512 with AMX: train.bf16 multiplies in tiles of bfloat16")
-        }
+        Level::Amx => Finding::new(
+            "vectors",
+            Verdict::Good,
+            "AVX-512 with AMX: train.bf16, and matrices stored in bfloat16, are multiplied in tiles",
+        ),
         Level::Avx512 if pairs => {
             Finding::new("vectors", Verdict::Good, "AVX-512 with AVX512_BF16: train.bf16 multiplies in bfloat16")
         }

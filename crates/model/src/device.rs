@@ -108,16 +108,20 @@ pub(crate) fn expert_pools(device: Device, config: &Config) -> [Arc<Pool>; 2] {
 /// Sets a pool's types to those that the configuration chooses.
 fn typed(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
     pool.set_number(number(config));
+    of_products(pool, config)
+}
+
+/// Sets how a pool's products are computed.
+fn of_products(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
+    pool.set_products(number(config));
     pool.set_tf32(config.train.tf32);
+    pool.set_splits(true);
     pool
 }
 
 /// A pool of logits: their products' operands have the type that the configuration chooses, they are float32.
 pub(crate) fn logits_pool(device: Device, config: &Config) -> Arc<Pool> {
-    let pool = Pool::on(device);
-    pool.set_products(number(config));
-    pool.set_tf32(config.train.tf32);
-    pool
+    of_products(Pool::on(device), config)
 }
 
 /// What decides the last bits of results there: the instruction set of the processor's products, or a GPU and its libraries.
@@ -136,7 +140,7 @@ fn instructions(config: &Config) -> &'static str {
     match (number(config), simd::pair_level()) {
         (Number::Bf16, Some(PairLevel::Avx512Bf16)) if simd::level() == simd::Level::Amx => "amx_bf16",
         (Number::Bf16, Some(PairLevel::Avx512Bf16)) => "avx512_bf16",
-        _ => simd::level().vectors().name(),
+        _ => simd::level().name(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What this machine can do on all threads of the pool: multiply-adds per second with everything in registers, and bytes
 //! per second from memory.
 use super::par;
-use super::simd::amx::{TilePart, TileSums, Tiles};
+use super::simd::amx::{SPLIT, TilePart, TileSums, Tiles};
 use super::simd::{self, Level, PairLanes, Simd, dispatch, dispatch_pairs};
 use std::time::Instant;
 
@@ -152,6 +152,11 @@ pub fn product_flops(seconds: f64) -> f64 {
         best = best.max((threads * rounds * 24 * 64) as f64 / one.elapsed().as_secs_f64());
     }
     best
+}
+
+/// As [`flops`], of products of float32 numbers with bfloat16 ones: in tiles of AMX, each takes three products.
+pub fn mixed_flops(seconds: f64) -> f64 {
+    if simd::in_tiles() { tile_flops(seconds) / SPLIT as f64 } else { flops(seconds) }
 }
 
 /// # Safety

@@ -25,7 +25,7 @@ pub enum Level {
     Avx2 = 3,
     /// AVX-512F: one vector of 16 floats.
     Avx512 = 4,
-    /// As `Avx512`, and AMX: tiles of 16 rows of 32 bfloat16 numbers. Products in float32 are those of `Avx512`.
+    /// As `Avx512`, and AMX: tiles of 16 rows of 32 bfloat16 numbers. Products of float32 matrices are those of `Avx512`.
     Amx = 5,
 }
 

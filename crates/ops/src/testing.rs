@@ -38,11 +38,22 @@ pub fn near(what: &str, got: &[f32], expected: &[f64], limit: f64) {
 pub fn each_level(test: impl Fn(Level) + Sync) {
     for &level in Level::ALL {
         if level <= simd::detect() {
-            let threads =
-                rayon::ThreadPoolBuilder::new().num_threads(2).start_handler(move |_| simd::use_on_thread(level));
-            threads.build().expect("two threads").install(|| test(level));
+            at_level(level, || test(level));
         }
     }
+}
+
+/// Runs `test` without AMX's tiles, at the best level of this processor's vectors, on two threads that only it uses.
+///
+/// # Panics
+/// The system does not give the threads.
+pub fn in_vectors(test: impl FnOnce() + Send) {
+    at_level(simd::detect().vectors(), test);
+}
+
+fn at_level(level: Level, test: impl FnOnce() + Send) {
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(2).start_handler(move |_| simd::use_on_thread(level));
+    threads.build().expect("two threads").install(test);
 }
 
 /// Where an op runs in a test ([`each_engine`]).

@@ -1,6 +1,6 @@
 //! The memory of activations: buffers of a device that are used again.
 use super::{Activation, LANES, Number};
-use crate::simd::pair_level;
+use crate::simd::{in_tiles, pair_level};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,7 @@ pub struct Pool {
     number: AtomicU8,
     products: AtomicU8,
     tf32: AtomicBool,
+    splits: AtomicBool,
 }
 
 /// The buffers of a pool, by how many values they have room for.
@@ -157,6 +158,22 @@ impl Pool {
         self.products() == Number::Bf16 && pair_level().is_some()
     }
 
+    /// Whether the CPU may split float32 activations for products whose results are of this pool: each number into three bfloat16 numbers that
+    /// add up to it, which AMX multiplies with a bfloat16 matrix. Sums are as exact as those of multiply-adds, in another order.
+    pub fn set_splits(&self, may: bool) {
+        self.splits.store(may, Ordering::Relaxed);
+    }
+
+    /// As [`Pool::set_splits`] set it; not at first.
+    fn may_split(&self) -> bool {
+        self.splits.load(Ordering::Relaxed)
+    }
+
+    /// Whether the CPU splits the activations of products with bfloat16 matrices.
+    pub(crate) fn splits(&self) -> bool {
+        self.may_split() && self.products() != Number::Bf16 && in_tiles()
+    }
+
     /// The device that its activations are on.
     pub const fn device(&self) -> Device {
         self.device
@@ -269,17 +286,20 @@ impl Pool {
     }
 }
 
-/// Makes the CPU multiply what is of some pools in float32, until it is dropped. A GPU's pools stay as they are.
+/// Makes the CPU multiply what is of some pools in float32, number by number in one order, until it is dropped. A GPU's pools stay as they
+/// are.
 #[derive(Debug)]
-pub struct Unrounded<'a>(Vec<(&'a Pool, Number)>);
+pub struct Unrounded<'a>(Vec<(&'a Pool, Number, bool)>);
 
 impl<'a> Unrounded<'a> {
     /// From now on those of `pools` that are on the CPU multiply in float32.
     pub fn new(pools: impl IntoIterator<Item = &'a Arc<Pool>>) -> Self {
         let of_cpu = pools.into_iter().filter(|pool| pool.device() == Device::Cpu);
-        let before: Vec<(&Pool, Number)> = of_cpu.map(|pool| (&**pool, pool.products())).collect();
-        for (pool, _) in &before {
+        let before: Vec<(&Pool, Number, bool)> =
+            of_cpu.map(|pool| (&**pool, pool.products(), pool.may_split())).collect();
+        for (pool, ..) in &before {
             pool.set_products(Number::F32);
+            pool.set_splits(false);
         }
         Self(before)
     }
@@ -287,8 +307,9 @@ impl<'a> Unrounded<'a> {
 
 impl Drop for Unrounded<'_> {
     fn drop(&mut self) {
-        for (pool, before) in &self.0 {
-            pool.set_products(*before);
+        for &(pool, products, splits) in &self.0 {
+            pool.set_products(products);
+            pool.set_splits(splits);
         }
     }
 }
@@ -301,12 +322,13 @@ mod tests {
     fn products_are_unrounded_for_a_while() {
         let pools = [Pool::new(), Pool::new()];
         pools[0].set_products(Number::Bf16);
-        let products = || pools.each_ref().map(|pool| pool.products());
+        pools[1].set_splits(true);
+        let products = || pools.each_ref().map(|pool| (pool.products(), pool.may_split()));
         {
             let _unrounded = Unrounded::new(&pools);
-            assert_eq!(products(), [Number::F32; 2]);
+            assert_eq!(products(), [(Number::F32, false); 2]);
         }
-        assert_eq!(products(), [Number::Bf16, Number::F32]);
+        assert_eq!(products(), [(Number::Bf16, false), (Number::F32, true)]);
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
 /// # Panics
 /// If the matrix does not hold `[rows, x's features]`.
 pub(crate) fn matmul_transposed(pool: &Arc<Pool>, rows: usize, term: Term<'_>) -> Option<Activation> {
-    if pool.device() != Device::Cpu || !cpu::has_transposed(pool.in_pairs(), &term) {
+    if pool.device() != Device::Cpu || !cpu::has_transposed(pool, &term) {
         return None;
     }
     check_matrix(&term.matrix, [rows, term.x.features()]);

@@ -6,6 +6,9 @@
 /// Numbers along the sum that one instruction multiplies.
 pub(crate) const STEP: usize = 32;
 
+/// Bfloat16 numbers whose sum is a number of float32.
+pub(crate) const SPLIT: usize = 3;
+
 /// Pairs of so many numbers along the sum, padded to whole tiles.
 pub(crate) const fn pairs(numbers: usize) -> usize {
     numbers.div_ceil(STEP) * (STEP / 2)
@@ -20,7 +23,7 @@ pub(crate) struct TilePart {
     pub(crate) rows: *const u8,
     /// Bytes from one row to the next.
     pub(crate) apart: usize,
-    /// The two blocks of sixteen columns, in pairs of rows: `[pair][16 columns][2]`.
+    /// The two blocks of sixteen columns, in pairs of rows: `[pair][16 columns][2]`; or split, `[step][SPLIT][16 pairs][16 columns][2]`.
     pub(crate) columns: [*const u8; 2],
     /// How many times [`STEP`] numbers the sum has; at least one.
     pub(crate) steps: usize,
@@ -48,7 +51,7 @@ impl TileSums {
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod tiles {
-    use super::{TilePart, TileSums};
+    use super::{SPLIT, TilePart, TileSums};
     use std::arch::asm;
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     use std::sync::OnceLock;
@@ -84,6 +87,9 @@ mod tiles {
         result == 0
     }
 
+    /// Bytes of a tile.
+    const BYTES: usize = 1024;
+
     /// What `LDTILECFG` reads: eight tiles of sixteen rows of 64 bytes.
     #[repr(C, align(64))]
     struct Configuration {
@@ -118,26 +124,84 @@ mod tiles {
         };
     }
 
-    /// Asks for half of a block of columns, two steps ahead: eight lines from a byte of it on. What lies behind the last block may be no
-    /// memory at all: the processor ignores that.
+    /// Asks for half of a tile of columns: eight lines from a byte on. What lies behind the last tile may be no memory at all: the processor
+    /// ignores that.
     macro_rules! ahead {
-        ($columns:literal, $first:literal) => {
+        ($columns:literal, $first:literal, $then:literal) => {
             concat!(
                 ".irp byte, 0, 64, 128, 192, 256, 320, 384, 448\n",
                 "prefetcht0 [{",
                 $columns,
-                "} + \\byte + 2048 + ",
+                "} + \\byte + ",
                 $first,
+                " + ",
+                $then,
                 "]\n",
-                ".endr"
+                ".endr\n"
             )
+        };
+    }
+
+    /// The products of the rows that were loaded with a tile of each block of columns, at so many bytes of it. Those at `later` are asked for.
+    macro_rules! part {
+        ($at:literal, $later:literal, right: $right:ident, lower: $lower:ident) => {
+            concat!(
+                "tileloadd tmm6, [{left} + {line} + ",
+                $at,
+                "]\n",
+                ahead!("left", $later, 0),
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                line!($right, concat!("tileloadd tmm7, [{right} + {line} + ", $at, "]\n")),
+                ahead!("left", $later, 512),
+                line!($right, "tdpbf16ps tmm1, tmm4, tmm7\n"),
+                line!($right, ahead!("right", $later, 0)),
+                line!($lower, "tdpbf16ps tmm2, tmm5, tmm6\n"),
+                line!($right, ahead!("right", $later, 512)),
+                line!($right $lower, "tdpbf16ps tmm3, tmm5, tmm7\n"),
+            )
+        };
+    }
+
+    /// A step of rounded numbers. Columns are asked for two steps ahead.
+    macro_rules! rounded_step {
+        (right: $right:ident, lower: $lower:ident) => {
+            concat!(
+                "tileloadd tmm4, [{upper} + {apart}]\n",
+                line!($lower, "tileloadd tmm5, [{lower} + {apart}]\n"),
+                part!(0, 2048, right: $right, lower: $lower),
+            )
+        };
+    }
+
+    /// A step of split numbers: the rows stay for all parts. Columns are asked for one step ahead.
+    macro_rules! split_step {
+        (right: $right:ident, lower: $lower:ident) => {
+            concat!(
+                "tileloadd tmm4, [{upper} + {apart}]\n",
+                line!($lower, "tileloadd tmm5, [{lower} + {apart}]\n"),
+                part!(0, 3072, right: $right, lower: $lower),
+                part!(1024, 4096, right: $right, lower: $lower),
+                part!(2048, 5120, right: $right, lower: $lower),
+            )
+        };
+    }
+
+    /// Multiplies `parts` in steps of a kind, whose blocks of columns have so many bytes.
+    macro_rules! multiply_all {
+        ($sums:ident, $parts:ident, $size:ident, $step:ident, $columns:expr) => {
+            match $size {
+                [2, 2] => multiply!($sums, $parts, $step!(right: yes, lower: yes), $columns, right: yes, lower: yes),
+                [2, _] => multiply!($sums, $parts, $step!(right: no, lower: yes), $columns, right: no, lower: yes),
+                [_, 2] => multiply!($sums, $parts, $step!(right: yes, lower: no), $columns, right: yes, lower: no),
+                _ => multiply!($sums, $parts, $step!(right: no, lower: no), $columns, right: no, lower: no),
+            }
         };
     }
 
     /// The sums of up to four tiles: `tmm0` and `tmm1` the upper ones, `tmm2` and `tmm3` the lower. `tmm4` and `tmm5` are rows, `tmm6` and
     /// `tmm7` columns.
     macro_rules! multiply {
-        ($sums:expr, $parts:expr, right: $right:ident, lower: $lower:ident) => {
+        ($sums:expr, $parts:expr, $step:expr, $columns:expr, right: $right:ident, lower: $lower:ident) => {
             asm!(
                 "mov {apart}, [{sums} + 64]",
                 "mov {at}, [{sums}]",
@@ -169,22 +233,11 @@ mod tiles {
                 "shl {lower}, 4",
                 "add {lower}, {upper}",
                 "25:",
-                "tileloadd tmm4, [{upper} + {apart}]",
-                "tileloadd tmm6, [{left} + {line}]",
-                ahead!("left", 0),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                line!($right, "tileloadd tmm7, [{right} + {line}]"),
-                ahead!("left", 512),
-                line!($right, "tdpbf16ps tmm1, tmm4, tmm7"),
-                line!($lower, "tileloadd tmm5, [{lower} + {apart}]"),
-                line!($right, ahead!("right", 0)),
-                line!($lower, "tdpbf16ps tmm2, tmm5, tmm6"),
-                line!($right, ahead!("right", 512)),
-                line!($right $lower, "tdpbf16ps tmm3, tmm5, tmm7"),
+                $step,
                 "add {upper}, 64",
                 "add {lower}, 64",
-                "add {left}, 1024",
-                "add {right}, 1024",
+                "add {left}, {columns}",
+                "add {right}, {columns}",
                 "dec {steps}",
                 "jnz 25b",
                 "add {part}, 40",
@@ -204,6 +257,7 @@ mod tiles {
                 part = inout(reg) $parts.as_ptr() => _,
                 count = inout(reg) $parts.len() => _,
                 line = in(reg) 64usize,
+                columns = const $columns,
                 at = out(reg) _,
                 apart = out(reg) _,
                 upper = out(reg) _,
@@ -242,14 +296,18 @@ mod tiles {
         pub(crate) unsafe fn add_products(&self, sums: &TileSums, parts: &[TilePart], size: [usize; 2]) {
             // SAFETY: `self` shows that the registers are configured, sixteen rows of 64 bytes each. What is read and written is there, as
             // the caller says; `parts` has as many entries as are read, and the structures lie as `repr(C)` says.
-            unsafe {
-                match size {
-                    [2, 2] => multiply!(sums, parts, right: yes, lower: yes),
-                    [2, _] => multiply!(sums, parts, right: no, lower: yes),
-                    [_, 2] => multiply!(sums, parts, right: yes, lower: no),
-                    _ => multiply!(sums, parts, right: no, lower: no),
-                }
-            }
+            unsafe { multiply_all!(sums, parts, size, rounded_step, BYTES) }
+        }
+
+        /// As [`Tiles::add_products`], of parts whose columns are split.
+        ///
+        /// # Safety
+        /// As there, with [`SPLIT`] times the bytes of columns.
+        #[inline]
+        #[allow(clippy::unused_self, reason = "it shows that the registers are configured")]
+        pub(crate) unsafe fn add_split_products(&self, sums: &TileSums, parts: &[TilePart], size: [usize; 2]) {
+            // SAFETY: as there.
+            unsafe { multiply_all!(sums, parts, size, split_step, SPLIT * BYTES) }
         }
     }
 
@@ -283,6 +341,12 @@ mod tiles {
         /// # Safety
         /// None.
         pub(crate) unsafe fn add_products(&self, _: &TileSums, _: &[TilePart], _: [usize; 2]) {
+            match *self {}
+        }
+
+        /// # Safety
+        /// None.
+        pub(crate) unsafe fn add_split_products(&self, _: &TileSums, _: &[TilePart], _: [usize; 2]) {
             match *self {}
         }
     }

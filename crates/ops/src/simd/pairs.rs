@@ -41,6 +41,24 @@ pub trait PairLanes: TileLanes<Sum = <Self::Wide as Simd>::V> {
     /// Rounds both to bfloat16, to the nearest, ties to even; `low` comes first in each pair. Subnormal numbers may become
     /// zero.
     unsafe fn pair(low: Self::Sum, high: Self::Sum) -> Self::Sum;
+    /// Both numbers of each pair: those that come first, and the others.
+    unsafe fn unpair(pairs: Self::Sum) -> [Self::Sum; 2];
+    /// As [`PairLanes::pair`], in three vectors whose numbers add up to `low` and `high`: the rounded numbers, and twice what is still
+    /// missing, rounded. That is exact, because float32 has 24 bits and bfloat16 eight; but subnormal numbers may be lost, and what is
+    /// infinite becomes NaN.
+    #[inline(always)]
+    unsafe fn split_pair(low: Self::Sum, high: Self::Sum) -> [Self::Sum; 3] {
+        // SAFETY: registers only; the caller has the features. A closure would not have them, and nothing would be inlined.
+        unsafe {
+            let first = Self::pair(low, high);
+            let [near_low, near_high] = Self::unpair(first);
+            let [low, high] = [Self::Wide::sub(low, near_low), Self::Wide::sub(high, near_high)];
+            let second = Self::pair(low, high);
+            let [near_low, near_high] = Self::unpair(second);
+            let [low, high] = [Self::Wide::sub(low, near_low), Self::Wide::sub(high, near_high)];
+            [first, second, Self::pair(low, high)]
+        }
+    }
     /// Sixteen bfloat16 numbers from either place, given by their bits; `low` comes first in each pair.
     unsafe fn pair_words(low: *const u16, high: *const u16) -> Self::Sum;
     /// Thirty-two bfloat16 numbers from either place, given by their bits; `low` comes first in each pair. Lane `i` of vector `half`
@@ -103,6 +121,10 @@ impl PairLanes for PortablePairs {
     #[inline(always)]
     unsafe fn pair(low: Self::Sum, high: Self::Sum) -> Self::Sum {
         std::array::from_fn(|lane| narrow(low[lane], high[lane]))
+    }
+    #[inline(always)]
+    unsafe fn unpair(pairs: Self::Sum) -> [Self::Sum; 2] {
+        std::array::from_fn(|at| pairs.map(|pair| wide(pair)[at]))
     }
     #[inline(always)]
     unsafe fn pair_words(low: *const u16, high: *const u16) -> Self::Sum {

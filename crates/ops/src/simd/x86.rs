@@ -497,6 +497,16 @@ impl PairLanes for Avx512Bf16 {
         }
     }
     #[inline(always)]
+    unsafe fn unpair(pairs: __m512) -> [__m512; 2] {
+        // SAFETY: registers only; the caller has AVX-512F.
+        unsafe {
+            let bits = _mm512_castps_si512(pairs);
+            let upper = _mm512_set1_epi32(0xFFFF_0000_u32.cast_signed());
+            let [low, high] = [_mm512_slli_epi32::<16>(bits), _mm512_and_si512(bits, upper)];
+            [_mm512_castsi512_ps(low), _mm512_castsi512_ps(high)]
+        }
+    }
+    #[inline(always)]
     unsafe fn pair_words(low: *const u16, high: *const u16) -> __m512 {
         // SAFETY: the caller has AVX-512F, and 16 numbers at each place, at any alignment.
         unsafe {

@@ -1,7 +1,7 @@
 //! What a pass of attention multiplies: float32 numbers, or pairs of bfloat16 numbers that are neighbours along the sum.
 use super::BLOCK;
 use crate::activation::{Activation, LANES, realign};
-use crate::gemm::cpu::{pairs, score_tile, sum_tile, tile_rows, with_tile};
+use crate::gemm::cpu::{pairs, rounding, score_tile, sum_tile, tile_rows, with_tile};
 use crate::simd::{PairLanes, Simd, TileLanes, dispatch_pairs};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -240,7 +240,7 @@ unsafe fn round_panel_kernel<P: PairLanes>(
     // SAFETY: as the caller says; along its tokens, a panel is a row of `features` times 16 numbers.
     unsafe {
         if !by_features.is_null() {
-            pairs::round_panel::<P>(panel, features, by_features);
+            rounding::round_panel::<P>(panel, features, by_features);
         }
         if !by_tokens.is_null() {
             pairs::round_row::<P>(panel, features * LANES, by_tokens);

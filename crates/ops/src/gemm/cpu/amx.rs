@@ -1,10 +1,12 @@
-//! Products whose operands are rounded to bfloat16 and multiplied in tiles of AMX. Sums are float32, in an order that depends on
-//! the features alone.
+//! Products in tiles of AMX, whose operands are rounded to bfloat16, or of a bfloat16 matrix and an activation that is split into three such
+//! numbers. Sums are float32, in an order that depends on the features alone.
 //!
 //! The activation's pairs, `[panel][pair][16 tokens]`, are tiles as they lie, and so are sixteen features of a panel of the result. Of
 //! the matrix, a task packs 32 rows at a time, `[row][column]`, for all of its panels. Features are padded with zeros to whole tiles.
-use super::pairs::{Numbers, column, copy_any, pack_any, pack_rows, round_panels};
-use super::product::{Job, Operands, RawTerm, Stage};
+use super::matmul;
+use super::pairs::{Numbers, column, copy_any, pack_any, pack_rows};
+use super::product::{Job, Operands, Order, RawTerm, Stage};
+use super::rounding::round_panels;
 use super::tile_sizes::{GROUP, STEP, pairs};
 use crate::activation::LANES;
 use crate::quant::any_run;
@@ -27,15 +29,21 @@ struct Memory {
 /// The rows and the panels are some of `out`, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`, and is
 /// multiplied in tiles, which the processor has.
 pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2]) {
-    for stage in &job.stages {
+    for (number, stage) in job.stages.iter().enumerate() {
+        if !job.order.rounds(&stage.first) {
+            // SAFETY: as the caller says.
+            unsafe { matmul::block(job, number..number + 1, rows, panels) };
+            continue;
+        }
         let first = pairs(stage.first.block(job.order).min(stage.first.whole.depth));
         let both = [first, stage.second.map_or(0, |second| pairs(second.whole.depth))];
         let own = if stage.first.rounded.is_null() { panels[1] - panels[0] } else { 0 };
-        with_scratch((both[0] + both[1]) * (GROUP + own * LANES) + 2 * GROUP * LANES, |scratch| {
+        let own = own * LANES * job.order.parts();
+        with_scratch((both[0] + both[1]) * (GROUP + own) + 2 * GROUP * LANES, |scratch| {
             let mut scratch = Cutter(scratch);
             let memory = Memory {
                 rows: both.map(|pairs| scratch.take(pairs * GROUP)),
-                x: both.map(|pairs| scratch.take(pairs * own * LANES)),
+                x: both.map(|pairs| scratch.take(pairs * own)),
                 sums: scratch.take(2 * GROUP * LANES),
             };
             // SAFETY: `stage` is one of the job's; there is room for the pairs of a block of the first term and of all of the second;
@@ -222,10 +230,10 @@ unsafe fn stage_block<P: PairLanes>(
         let mut x = memory.x;
         for (term, x) in terms.iter().zip(&mut x) {
             let Some((term, [k0, depth])) = *term else { continue };
-            match term.rounded_block(job.panels, [k0, pairs(depth)], p0) {
+            match term.rounded_block((job.panels, job.order), [k0, depth], p0) {
                 Some(rounded) => *x = rounded,
                 // SAFETY: the panels are some of `out`, and so of the operands; there is room for them.
-                None => unsafe { round_panels::<P>(&term.whole, [p0, p1], [k0, depth], (*x, pairs(depth))) },
+                None => unsafe { round_panels::<P>(&term.whole, [p0, p1], [k0, depth], (*x, job.order)) },
             }
         }
         for m in (m0..m1).step_by(GROUP) {
@@ -251,7 +259,7 @@ unsafe fn stage_block<P: PairLanes>(
                 }
                 let panels = 2.min(p1 - p);
                 for (part, x) in parts.iter_mut().zip(x) {
-                    let one = part.steps * STEP / 2 * LANES;
+                    let one = job.order.parts() * part.steps * STEP / 2 * LANES;
                     part.columns = [p, p + panels - 1].map(|p| x.wrapping_add((p - p0) * one).cast_const().cast());
                 }
                 // SAFETY: the rows and panels are some of `out`, which no other task has; the parts are those just packed and rounded.
@@ -281,6 +289,14 @@ unsafe fn add_products(
 ) {
     const ROW: usize = LANES * size_of::<f32>();
     const TILE: usize = LANES * LANES;
+    // SAFETY: as the caller says.
+    let add = |sums: &TileSums, parts: &[TilePart], size: [usize; 2]| unsafe {
+        if job.order == Order::Split {
+            tiles.add_split_products(sums, parts, size);
+        } else {
+            tiles.add_products(sums, parts, size);
+        }
+    };
     let at = p * job.stride + m * LANES;
     let out = job.out.wrapping_add(at);
     // SAFETY: all rows of these panels lie within `out`, and so within an addend, which has its shape, and below the bias's length. Tiles
@@ -302,7 +318,7 @@ unsafe fn add_products(
             let start = TileSums::places(from.cast_mut(), TILE, job.stride).map(<*mut f32>::cast_const);
             let to = TileSums::places(out, TILE, job.stride);
             let from = if zero { [std::ptr::null(); 4] } else { start };
-            tiles.add_products(&TileSums { from, to, apart: ROW }, parts, size);
+            add(&TileSums { from, to, apart: ROW }, parts, size);
             return;
         }
         if !zero {
@@ -313,7 +329,7 @@ unsafe fn add_products(
         }
         let to = TileSums::places(sums, TILE, GROUP * LANES);
         let from = if zero { [std::ptr::null(); 4] } else { to.map(<*mut f32>::cast_const) };
-        tiles.add_products(&TileSums { from, to, apart: ROW }, parts, size);
+        add(&TileSums { from, to, apart: ROW }, parts, size);
         for panel in 0..panels {
             let (from, to) = (sums.add(panel * GROUP * LANES), out.add(panel * job.stride));
             std::ptr::copy_nonoverlapping(from, to, rows * LANES);

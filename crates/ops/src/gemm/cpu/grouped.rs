@@ -1,11 +1,11 @@
 //! Several products as one parallel job: one fork and join, tasks of all of them handed out together. Each product has the
 //! sums that it has alone.
-use super::pairs::Roundings;
 use super::product::{Job as Tiles, Order, RawTerm};
+use super::rounding::Roundings;
 use super::tile_sizes::BLOCK;
 use super::tokens::Copies;
 use super::{amx, matmul, pairs, skinny, skinny_pairs};
-use crate::activation::{Activation, LANES};
+use crate::activation::{Activation, LANES, Pool};
 use crate::gemm::interleaved::Interleaved;
 use crate::gemm::{Init, Matrix, Product, Term};
 use crate::par::{self, Shared};
@@ -13,8 +13,8 @@ use crate::scratch::with_shared;
 use crate::upcoming::Upcoming;
 use smallvec::{SmallVec, smallvec};
 
-/// Floats of activations that are rounded once for all tasks, at most: 16 MiB. Beyond that, a product is cut into several of fewer features;
-/// or each task rounds its own panels. Tests have less, so that small products are cut as well.
+/// Floats of activations that are rounded once for all tasks, at most: 16 MiB, and as many for each of the parts of split numbers. Beyond
+/// that, a product is cut into several of fewer features; or each task rounds its own panels. Tests have less, so that small products are cut as well.
 const MOST_ROUNDED: usize = if cfg!(test) { 1 << 18 } else { 4 << 20 };
 
 /// Rows that multiply an activation, on average, from which it is rounded once for all tasks.
@@ -58,7 +58,7 @@ fn matmul_at_once(products: &mut [Product<'_>]) {
     let jobs: SmallVec<[Job<'_>; 4]> = products
         .iter_mut()
         .map(|Product { out, init, terms }| {
-            if skinny::fits(out.pool().in_pairs(), terms) {
+            if skinny::fits(out.pool(), terms) {
                 Job::Skinny(skinny::Job::new(out, *init, terms, &mut copies))
             } else {
                 Job::Tiles(Tiles::new(out, *init, terms))
@@ -71,18 +71,19 @@ fn matmul_at_once(products: &mut [Product<'_>]) {
 /// Rounds the activations of products in pairs once for all tasks, where they are not too large, and runs all tasks.
 fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
     let mut roundings = Roundings::default();
-    let (mut places, mut uses, mut tiles) = (SmallVec::<[usize; 8]>::new(), 0, false);
+    let (mut places, mut uses, mut tiles, mut most) = (SmallVec::<[usize; 8]>::new(), 0, false, 0);
     each_term(&mut jobs, |term, [rows, panels], order, block| {
         places.push(roundings.add(term, panels, order, block));
         uses += rows * panels * term.whole.depth;
-        tiles |= order == Order::InTiles;
+        tiles |= order.in_tiles();
+        most = most.max(MOST_ROUNDED * order.parts());
     });
     let floats = roundings.floats();
     // A number is half a float. Few rows are multiplied by the threads that round their panels, from their own caches.
     let few = !tiles && uses < FEWEST_SHARED_ROWS * floats / (LANES / 2);
-    if floats > MOST_ROUNDED && !few {
+    if floats > most && !few {
         let [Job::Tiles(job)] = &jobs[..] else { return run(&jobs, upcoming) };
-        // A number is half a float, and another half is left to what the last part adds.
+        // A number is half a float for each of its parts, and half of the room is left to what the last part adds.
         let features = MOST_ROUNDED / (job.panels * LANES) / BLOCK * BLOCK;
         let Some(parts) = job.cut_deep(features).filter(|parts| parts.len() > 1) else { return run(&jobs, upcoming) };
         for part in parts {
@@ -116,11 +117,11 @@ fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
 fn each_term<'a>(jobs: &mut [Job<'a>], mut f: impl FnMut(&mut RawTerm<'a>, [usize; 2], Order, usize)) {
     for job in jobs {
         let Job::Tiles(job) = job else { continue };
-        if !job.order.rounds() {
-            continue;
-        }
         let (size, order) = ([job.rows, job.panels], job.order);
         for stage in &mut job.stages {
+            if !order.rounds(&stage.first) {
+                continue;
+            }
             let block = stage.first.block(order);
             f(&mut stage.first, size, order, block);
             if let Some(second) = &mut stage.second {
@@ -161,8 +162,8 @@ fn run(jobs: &[Job<'_>], upcoming: Option<Upcoming>) {
                     let [rows, panels] = job.part(task - begin);
                     match job.order {
                         Order::InPairs => pairs::block(job, rows, panels),
-                        Order::InTiles => amx::block(job, rows, panels),
-                        Order::ByTile | Order::ByPanel => matmul::block(job, rows, panels),
+                        Order::InTiles | Order::Split => amx::block(job, rows, panels),
+                        Order::ByTile | Order::ByPanel => matmul::block(job, 0..job.stages.len(), rows, panels),
                     }
                 }
             }
@@ -171,8 +172,8 @@ fn run(jobs: &[Job<'_>], upcoming: Option<Upcoming>) {
 }
 
 /// Whether [`matmul_transposed`] has this product.
-pub(in crate::gemm) fn has_transposed(in_pairs: bool, term: &Term<'_>) -> bool {
-    skinny::fits(in_pairs, std::slice::from_ref(term))
+pub(in crate::gemm) fn has_transposed(pool: &Pool, term: &Term<'_>) -> bool {
+    skinny::fits(pool, std::slice::from_ref(term))
 }
 
 /// A product that [`has_transposed`], into `out [rows, tokens]`. Its operands have passed the checks of `gemm::matmul_transposed`.

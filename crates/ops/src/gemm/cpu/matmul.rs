@@ -7,6 +7,7 @@ use crate::activation::LANES;
 use crate::gemm::interleaved::{FOLD, Interleaved};
 use crate::simd::{Simd, TileLanes, dispatch};
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Panels from which packing a tile of a transposed matrix pays.
 const PACK_PANELS: usize = 6;
@@ -19,14 +20,14 @@ const WIDE: usize = 256;
 const _: () = assert!(WIDE * LANES <= DEPTH * TILE_ROWS && FOLD <= WIDE, "a tile's memory has room for them");
 
 /// # Safety
-/// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`] where they are packed in a strip, and the panels `p0..p1` are
-/// some of `out`, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`.
+/// The features of `S`; the rows, at most [`TASK_ROWS`] where they are packed in a strip, and the panels are some of `out`, and no other task
+/// has them. `job` has passed the checks of `gemm::matmul_grouped`.
 #[inline(always)]
-unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {
-    for stage in &job.stages {
+unsafe fn matmul_block<S: Simd>(job: &Job<'_>, stages: Range<usize>, rows: [usize; 2], panels: [usize; 2]) {
+    for stage in &job.stages[stages] {
         // SAFETY: `stage` is one of the job's; the rest is as the caller says.
         unsafe {
-            stage_block::<S>(job, stage, [m0, m1], [p0, p1]);
+            stage_block::<S>(job, stage, rows, panels);
         }
     }
 }
@@ -198,24 +199,27 @@ unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [
     }
 }
 
-dispatch! { fn matmul_block_at = matmul_block(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize); }
+dispatch! {
+    fn matmul_block_at = matmul_block(job: &Job<'_>, stages: Range<usize>, rows: [usize; 2], panels: [usize; 2]);
+}
 
-/// Computes one part of `out`.
+/// Computes one part of `out`: the stages of these numbers.
 ///
 /// # Safety
 /// The rows and the panels are one task's ([`Job::part`]), and no other thread has it. The operands have passed the checks of
 /// `gemm::matmul_grouped` and stay borrowed, `out` for writing.
-pub(super) unsafe fn block(job: &Job<'_>, [m0, m1]: [usize; 2], [p0, p1]: [usize; 2]) {
-    let in_strips = || job.order == Order::ByPanel || job.stages.iter().any(|stage| stage.first.quantized.is_some());
+pub(super) unsafe fn block(job: &Job<'_>, numbers: Range<usize>, [m0, m1]: [usize; 2], panels: [usize; 2]) {
+    let stages = &job.stages[numbers.clone()];
+    let in_strips = || job.order == Order::ByPanel || stages.iter().any(|stage| stage.first.quantized.is_some());
     let step = match job.panels {
         // One panel uses each number once: the matrix is read as it lies in memory.
-        1 if job.stages.iter().all(|stage| stage.first.interleaved.is_none()) => TILE_ROWS,
+        1 if stages.iter().all(|stage| stage.first.interleaved.is_none()) => TILE_ROWS,
         _ if in_strips() => TASK_ROWS,
         _ => job.row_step,
     };
     for m in (m0..m1).step_by(step) {
         // SAFETY: the operands fit `out`, as the caller says. The block lies within it, at most TASK_ROWS rows where a strip
         // holds them.
-        unsafe { matmul_block_at(job, m, m1.min(m + step), p0, p1) };
+        unsafe { matmul_block_at(job, numbers.clone(), [m, m1.min(m + step)], panels) };
     }
 }

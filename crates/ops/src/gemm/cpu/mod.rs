@@ -13,6 +13,7 @@ mod outer_amx;
 mod outer_job;
 pub(crate) mod pairs;
 mod product;
+pub(crate) mod rounding;
 mod skinny;
 mod skinny_pairs;
 mod strip;

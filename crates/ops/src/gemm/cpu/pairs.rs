@@ -5,14 +5,13 @@
 //! at a time, in pairs of columns, so that one matrix serves forward and backward. A tile is then multiplied as in
 //! float32, in half as many steps.
 use super::product::{Job, Operands, Order, PAIR_PANELS, RawTerm, Stage, matmul_tile};
+use super::rounding::{round_panel_at, round_panels};
 use super::strip::Strip;
 use super::{DEPTH, TASK_ROWS, tile_rows, tile_sizes, with_tile};
 use crate::activation::LANES;
-use crate::par::{self, Shared};
 use crate::quant::{Quantized, any_run};
 use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{PairLanes, Simd, dispatch_pairs, prefetch};
-use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 
 /// The largest number of pairs in a block of the contraction: with the most panels, 640 KiB of them.
@@ -21,29 +20,6 @@ const PAIRS: usize = 320;
 const AHEAD: usize = 16;
 /// Numbers of a row that are looked up at once.
 const RUN: usize = 512;
-
-/// Rounds `depth` vectors of 16 floats, such as features of a panel, and pairs each with the next: `[depth / 2, rounded
-/// up][16]`. An odd last one is paired with zero.
-///
-/// # Safety
-/// The features of `P`; `x` holds `depth` vectors of 16 floats, `to` has room for `depth.div_ceil(2)`.
-#[inline(always)]
-pub(crate) unsafe fn round_panel<P: PairLanes>(x: *const f32, depth: usize, to: *mut f32) {
-    for pair in 0..depth / 2 {
-        // SAFETY: the features `2 * pair` and the next are below `depth`.
-        unsafe {
-            let from = x.add(2 * pair * LANES);
-            P::write(to.add(pair * LANES), P::pair(P::read(from), P::read(from.add(LANES))));
-        }
-    }
-    if !depth.is_multiple_of(2) {
-        // SAFETY: the last feature, and the last pair.
-        unsafe {
-            let last = P::pair(P::read(x.add((depth - 1) * LANES)), P::broadcast(0.0));
-            P::write(to.add(depth / 2 * LANES), last);
-        }
-    }
-}
 
 /// Rounds `depth` floats that lie end to end: `depth.div_ceil(2)` pairs.
 ///
@@ -76,8 +52,6 @@ pub(crate) unsafe fn round_row<P: PairLanes>(from: *const f32, depth: usize, to:
 }
 
 dispatch_pairs! { pub(super) fn round_row_at = round_row(from: *const f32, depth: usize, to: *mut f32); }
-dispatch_pairs! { pub(super) fn round_panel_at = round_panel(x: *const f32, depth: usize, to: *mut f32); }
-
 /// Rounds a block of 16 rows of 16 floats in pairs of rows: `[8][16]`.
 ///
 /// # Safety
@@ -105,6 +79,7 @@ impl<'a> RawTerm<'a> {
     pub(super) fn block(&self, order: Order) -> usize {
         let (most, step) = match order {
             Order::InTiles => (tile_sizes::BLOCK, tile_sizes::STEP),
+            Order::Split => (tile_sizes::SPLIT_BLOCK, tile_sizes::STEP),
             // A strip holds fewer columns.
             _ if self.strips() => (DEPTH, 2),
             _ => (2 * PAIRS, 2),
@@ -113,9 +88,14 @@ impl<'a> RawTerm<'a> {
         self.whole.depth.div_ceil(blocks).next_multiple_of(step)
     }
 
-    /// Where panel `p` of the block of so many pairs of features from `k0` on begins, of an activation of `panels` that is rounded for all tasks.
-    pub(super) fn rounded_block(&self, panels: usize, [k0, pairs]: [usize; 2], p: usize) -> Option<*mut f32> {
-        let at = (k0 / 2 * panels + p * pairs) * LANES;
+    /// Where panel `p` of the block of `depth` features from `k0` on begins, of an activation of `panels` that is rounded for all tasks.
+    pub(super) fn rounded_block(
+        &self,
+        (panels, order): (usize, Order),
+        [k0, depth]: [usize; 2],
+        p: usize,
+    ) -> Option<*mut f32> {
+        let at = (order.pairs(k0) * panels + p * order.pairs(depth)) * LANES;
         (!self.rounded.is_null()).then(|| self.rounded.wrapping_add(at).cast_mut())
     }
 
@@ -344,103 +324,6 @@ unsafe fn pack_tile<P: PairLanes>(
     Operands { matrix: to, row, col, x: std::ptr::null(), stride: 0, depth: pairs, next: None }
 }
 
-/// The panels `p0..p1` of a term's activation from feature `k0` on, rounded to `to`: `[panel][pair][16]`, `pairs` of each.
-///
-/// # Safety
-/// The features of `P`; the activation has these panels and features; `to` has room for the pairs.
-#[inline(always)]
-pub(super) unsafe fn round_panels<P: PairLanes>(
-    term: &Operands,
-    [p0, p1]: [usize; 2],
-    [k0, depth]: [usize; 2],
-    (to, pairs): (*mut f32, usize),
-) {
-    let stride = pairs * LANES;
-    for p in p0..p1 {
-        // SAFETY: panel `p` is one of the activation's, with `depth` features from `k0` on.
-        unsafe {
-            let to = to.add((p - p0) * stride);
-            round_panel::<P>(term.x.add(p * term.stride + k0 * LANES), depth, to);
-            (depth.div_ceil(2)..pairs).for_each(|pair| P::write(to.add(pair * LANES), P::broadcast(0.0)));
-        }
-    }
-}
-
-/// An activation that is rounded for all tasks: `[block of the sum][panel][pair][16 tokens]`.
-pub(super) struct Rounding {
-    x: *const f32,
-    stride: usize,
-    depth: usize,
-    panels: usize,
-    /// Features of a block.
-    block: usize,
-    /// Whether the pairs of a block are those of whole tiles, padded with zeros.
-    tiles: bool,
-    /// Floats of the activations before this one.
-    at: usize,
-}
-
-impl Rounding {
-    /// Pairs of so many features of a block.
-    const fn pairs(&self, depth: usize) -> usize {
-        if self.tiles { tile_sizes::pairs(depth) } else { depth.div_ceil(2) }
-    }
-}
-
-/// Activations that are rounded once for all tasks of some products.
-#[derive(Default)]
-pub(super) struct Roundings(SmallVec<[Rounding; 4]>);
-
-// SAFETY: the activations stay borrowed while tasks run; each reads them and writes a place that no other task has.
-unsafe impl Sync for Roundings {}
-
-impl Roundings {
-    /// Where `term`'s activation begins among the floats.
-    pub(super) fn add(&mut self, term: &RawTerm<'_>, panels: usize, order: Order, block: usize) -> usize {
-        let (Operands { x, stride, depth, .. }, tiles) = (term.whole, order == Order::InTiles);
-        let wanted = (x, depth, panels, block, tiles);
-        let same = |it: &&Rounding| (it.x, it.depth, it.panels, it.block, it.tiles) == wanted;
-        if let Some(found) = self.0.iter().find(same) {
-            return found.at;
-        }
-        let at = self.floats();
-        self.0.push(Rounding { x, stride, depth, panels, block, tiles, at });
-        at
-    }
-
-    pub(super) fn floats(&self) -> usize {
-        self.0.last().map_or(0, |last| last.at + last.panels * last.pairs(last.depth) * LANES)
-    }
-
-    /// Rounds all of them.
-    ///
-    /// # Safety
-    /// `to` has room for [`Roundings::floats`]; the activations are there.
-    pub(super) unsafe fn run(&self, to: Shared<f32>) {
-        let panels = self.0.iter().map(|it| it.panels).sum();
-        par::run(panels, |mut panel| {
-            for it in &self.0 {
-                if panel >= it.panels {
-                    panel -= it.panels;
-                    continue;
-                }
-                for k0 in (0..it.depth).step_by(it.block.max(1)) {
-                    let depth = it.block.min(it.depth - k0);
-                    let at = it.at + (k0 / 2 * it.panels + panel * it.pairs(depth)) * LANES;
-                    // SAFETY: a panel of an activation, which has these features; its own place, below the number of floats.
-                    unsafe {
-                        let to = to.get().add(at);
-                        round_panel_at(it.x.add(panel * it.stride + k0 * LANES), depth, to);
-                        let [end, padded] = [depth.div_ceil(2), it.pairs(depth)].map(|pairs| pairs * LANES);
-                        to.add(end).write_bytes(0, padded - end);
-                    }
-                }
-                return;
-            }
-        });
-    }
-}
-
 /// The rows `m0..m1` and the panels `p0..p1` of a job's result.
 ///
 /// # Safety
@@ -495,19 +378,19 @@ unsafe fn stage_block<P: PairLanes>(
         let pairs = part.div_ceil(2);
         if first.rounded.is_null() {
             // SAFETY: the panels are some of `out`, and so of the operands; `part` is at most `2 * PAIRS`.
-            unsafe { round_panels::<P>(&first.whole, [p0, p1], [k0, part], (first_x, pairs)) };
+            unsafe { round_panels::<P>(&first.whole, [p0, p1], [k0, part], (first_x, Order::InPairs)) };
             if let Some(second) = second {
                 // SAFETY: as above; all features of the second term.
                 unsafe {
                     let depth = second.whole.depth;
-                    round_panels::<P>(&second.whole, [p0, p1], [0, depth], (second_x, depth.div_ceil(2)));
+                    round_panels::<P>(&second.whole, [p0, p1], [0, depth], (second_x, Order::InPairs));
                 }
             }
         }
         // Where panel `p0` of this block is.
-        let first_x = first.rounded_block(job.panels, [k0, pairs], p0).unwrap_or(first_x);
-        let second_x =
-            second.and_then(|it| it.rounded_block(job.panels, [0, it.whole.depth.div_ceil(2)], p0)).unwrap_or(second_x);
+        let rounded = (job.panels, Order::InPairs);
+        let first_x = first.rounded_block(rounded, [k0, part], p0).unwrap_or(first_x);
+        let second_x = second.and_then(|it| it.rounded_block(rounded, [0, it.whole.depth], p0)).unwrap_or(second_x);
         for s0 in (m0..m1).step_by(TASK_ROWS) {
             let s1 = m1.min(s0 + TASK_ROWS);
             if strips {

@@ -1,8 +1,9 @@
 //! A product, how it is cut into tasks, and the tile that all kernels have.
 use super::{DEPTH, TASK_ROWS, tile, tile_and, tile_sizes};
-use crate::activation::{Activation, LANES};
+use crate::activation::{Activation, LANES, Pool};
 use crate::gemm::{Init, Interleaved, Matrix, Store, Term};
 use crate::quant::Quantized;
+use crate::simd::amx::SPLIT;
 use crate::simd::{self, Level, TileLanes, prefetch_far};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
@@ -102,12 +103,34 @@ pub(super) enum Order {
     InPairs,
     /// Operands are rounded to bfloat16 and multiplied in tiles of AMX.
     InTiles,
+    /// A bfloat16 matrix is multiplied in tiles of AMX with the three bfloat16 numbers of each of the activation's; other matrices are
+    /// multiplied one tile after the other, in float32.
+    Split,
 }
 
 impl Order {
-    /// Whether operands are rounded to bfloat16.
-    pub(super) const fn rounds(self) -> bool {
-        matches!(self, Self::InPairs | Self::InTiles)
+    /// Whether a term's operands are multiplied as bfloat16 numbers.
+    pub(super) const fn rounds(self, term: &RawTerm<'_>) -> bool {
+        match self {
+            Self::InPairs | Self::InTiles => true,
+            Self::Split => !term.narrow.is_null(),
+            Self::ByTile | Self::ByPanel => false,
+        }
+    }
+
+    /// Whether AMX multiplies.
+    pub(super) const fn in_tiles(self) -> bool {
+        matches!(self, Self::InTiles | Self::Split)
+    }
+
+    /// Bfloat16 numbers that stand for one of an activation's.
+    pub(super) const fn parts(self) -> usize {
+        if matches!(self, Self::Split) { SPLIT } else { 1 }
+    }
+
+    /// Pairs of a panel's tokens for so many features of a block.
+    pub(super) const fn pairs(self, features: usize) -> usize {
+        if self.in_tiles() { self.parts() * tile_sizes::pairs(features) } else { features.div_ceil(2) }
     }
 }
 
@@ -220,6 +243,11 @@ pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: 
     }
 }
 
+/// Whether a product of these terms, with a result of this pool, splits an activation.
+pub(super) fn splits(pool: &Pool, terms: &[Term<'_>]) -> bool {
+    pool.splits() && terms.iter().any(|term| matches!(term.matrix.data, Store::Bf16(_)))
+}
+
 impl<'a> Job<'a> {
     /// The product of one entry of `gemm::matmul_grouped`.
     pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
@@ -229,6 +257,7 @@ impl<'a> Job<'a> {
         let lies_in_pairs = terms.iter().any(|term| term.matrix.lies_in_pairs());
         debug_assert!(!lies_in_pairs || terms.len() == 1, "such a term comes alone");
         let pairs = if interleaved { lies_in_pairs } else { out.pool().in_pairs() };
+        let splits = !interleaved && splits(out.pool(), terms);
         // Enough tasks for every thread, each of many rows: a task reads its panels, and rounds them, once for all of them.
         let threads = crate::par::threads();
         let (most_panels, wanted) = if pairs { (PAIR_PANELS, 2 * threads) } else { (TASK_PANELS, 4 * threads) };
@@ -250,6 +279,7 @@ impl<'a> Job<'a> {
         };
         let by_panel = rows >= STRIP_ROWS && panels >= fewest;
         let order = match by_panel {
+            _ if splits => Order::Split,
             _ if pairs && !interleaved && simd::in_tiles() => Order::InTiles,
             _ if pairs => Order::InPairs,
             true => Order::ByPanel,
@@ -264,7 +294,7 @@ impl<'a> Job<'a> {
             let panel_tasks = wanted.div_ceil(rows.div_ceil(row_step));
             panel_step = panels.div_ceil(panel_tasks).clamp(STRIP_PANELS, MOST_STRIP_PANELS);
         }
-        if order == Order::InTiles {
+        if order.in_tiles() {
             [row_step, panel_step] = tile_sizes::steps(rows, panels);
         }
         if interleaved {
@@ -295,7 +325,8 @@ impl<'a> Job<'a> {
             match job.stages.last_mut() {
                 // A low-rank term needs no blocks: the tile stays in registers for it.
                 Some(stage)
-                    if stage.second.is_none()
+                    if !splits
+                        && stage.second.is_none()
                         && (!term.whole.matrix.is_null() || pairs && term.quantized.is_none())
                         && term.whole.depth <= DEPTH =>
                 {

@@ -6,8 +6,9 @@
 //! apart, both sum a few columns before they multiply by one ([`Interleaved`](crate::gemm::Interleaved)).
 use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
 use super::interleaved::{self, Columns, Reader};
+use super::product::splits;
 use super::tokens::{COMPACT, Copies, Part, groups_in_pairs};
-use crate::activation::{Activation, LANES};
+use crate::activation::{Activation, LANES, Pool};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::{Eight, Format, Quantized};
 use crate::simd::{Simd, dispatch};
@@ -523,10 +524,11 @@ pub(super) unsafe fn task_at(job: &Job<'_>, [m0, m1]: [usize; 2]) {
     }
 }
 
-/// Whether these products' sum, from a pool that says whether it multiplies in pairs, has few tokens, and the matrices lie in rows, and
-/// interleaved if it does.
-pub(super) fn fits(in_pairs: bool, terms: &[Term<'_>]) -> bool {
-    let wide = !in_pairs || terms.iter().any(|term| term.matrix.interleaved().is_some());
+/// Whether these products' sum, of this pool, has few tokens, and the matrices lie in rows, and interleaved if the pool multiplies in pairs
+/// or splits an activation.
+pub(super) fn fits(pool: &Pool, terms: &[Term<'_>]) -> bool {
+    let rounds = pool.in_pairs() || splits(pool, terms);
+    let wide = !rounds || terms.iter().any(|term| term.matrix.interleaved().is_some());
     wide && terms.iter().all(|term| term.matrix.col == 1 && term.x.tokens() <= MOST)
 }
 

@@ -3,8 +3,10 @@ use crate::activation::LANES;
 use crate::par;
 pub(super) use crate::simd::amx::{STEP, pairs};
 
-/// The most features of a block of the sum: 32 rows of it are 32 KiB, which stay in the first cache.
-pub(super) const BLOCK: usize = 512;
+/// The most features of a block of the sum: 32 rows of it are 16 KiB, which stay in the first cache while panels pass through it.
+pub(super) const BLOCK: usize = 256;
+/// The same where numbers are split: 32 tokens of it are 24 KiB.
+pub(super) const SPLIT_BLOCK: usize = BLOCK / 2;
 /// Rows that are packed together: two tiles.
 pub(super) const GROUP: usize = 2 * LANES;
 /// Tasks for each thread, and the most rows and panels of one.

@@ -1,5 +1,6 @@
 //! The tokens of a product with few of them, whose numbers are broadcast.
-use super::pairs::{round_panel_at, round_row_at};
+use super::pairs::round_row_at;
+use super::rounding::round_panel_at;
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Matrix, Term};
 use smallvec::SmallVec;
