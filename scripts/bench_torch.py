@@ -121,6 +121,10 @@ def run_torch(args):
             parameter.requires_grad_(False)
     else:
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=base).to(args.device)
+    if args.dtype == "bfloat16" and base == torch.float32:
+        # The numbers of a checkpoint in bfloat16, widened: so transformers loads it with dtype=torch.float32.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
     if args.torch_model and args.mode != "qlora":
         model.save_pretrained(args.torch_model)
         print(json.dumps({"saved": args.torch_model}))
@@ -183,6 +187,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=2, help="how often both sides run")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="products in bfloat16 on both sides")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="what tunesmith keeps the base in; PyTorch then has the same numbers (default: bfloat16 with --bf16, else float32)")
     parser.add_argument("--data", help="JSONL of {input_ids, labels} instead of full rows of random ids")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--simd", help="hold tunesmith to these instructions: portable, avx2, avx512, amx (PyTorch chooses its own)")
@@ -205,6 +210,7 @@ def main():
     work += ["--data", args.data] if args.data else []
     work += ["--gradient-checkpointing"] if args.gradient_checkpointing else []
     work += ["--bf16"] if args.bf16 else []
+    work += ["--dtype", args.dtype] if args.dtype else []
     sides = {}
     if args.only != "tunesmith":
         missing = subprocess.run([sys.executable, "-c", "import torch, transformers, peft"], stderr=subprocess.DEVNULL, check=False)

@@ -86,8 +86,8 @@ def make_rows(work, side, fields, length):
             file.write(json.dumps(dict(image=name, **fields(text))) + "\n")
 
 
-def torch_run(work, steps, bf16):
-    """Seconds of each step in PyTorch + PEFT, and the peak memory."""
+def torch_run(work, steps, bf16, stored):
+    """Seconds of each step in PyTorch + PEFT, whose weights are rounded to the type `stored`."""
     import peft
     import torch
     import transformers
@@ -95,7 +95,7 @@ def torch_run(work, steps, bf16):
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     # As the Trainer has it with bf16: frozen weights in bfloat16, what is trained in float32, and autocast.
     base = torch.bfloat16 if bf16 else torch.float32
-    model = transformers.SmolVLMForConditionalGeneration.from_pretrained(os.path.join(work, "model"), dtype=base, attn_implementation="sdpa")
+    model = transformers.SmolVLMForConditionalGeneration.from_pretrained(os.path.join(work, "model"), dtype=stored, attn_implementation="sdpa").to(base)
     targets = r".*text_model.*\.(q|k|v|o|gate|up|down)_proj"
     model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules=targets))
     model.train()
@@ -109,16 +109,16 @@ def torch_run(work, steps, bf16):
     return seconds_of_steps(loss, trained, steps, bf16)
 
 
-def torch_captioner(work, steps, bf16):
+def torch_captioner(work, steps, bf16, stored):
     """As `torch_run`, for a connector alone between a frozen encoder and a frozen text model."""
     import torch
     import transformers
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     base = torch.bfloat16 if bf16 else torch.float32
-    how = dict(dtype=base, attn_implementation="sdpa")
-    model = transformers.LlamaForCausalLM.from_pretrained(os.path.join(work, "model"), **how).requires_grad_(False)
-    encoder = transformers.SiglipVisionModel.from_pretrained(os.path.join(work, "encoder"), **how).requires_grad_(False)
+    how = dict(dtype=stored, attn_implementation="sdpa")
+    model = transformers.LlamaForCausalLM.from_pretrained(os.path.join(work, "model"), **how).to(base).requires_grad_(False)
+    encoder = transformers.SiglipVisionModel.from_pretrained(os.path.join(work, "encoder"), **how).to(base).requires_grad_(False)
     connector = torch.nn.Linear(ENCODER["hidden_size"], TEXT_MODEL["hidden_size"])
     # The end-of-sequence token follows.
     ids = torch.randint(4, 27, (BATCH, CAPTION + 1))
@@ -152,11 +152,16 @@ def seconds_of_steps(loss, trained, steps, bf16):
     return seconds
 
 
+def kept_in(arguments):
+    """The type of frozen weights."""
+    return arguments.dtype or ("bfloat16" if arguments.bf16 else "float32")
+
+
 def tunesmith_run(work, program, steps, cached, arguments):
     """Seconds of each step in tunesmith."""
-    out, bf16 = os.path.join(work, "run"), arguments.bf16
+    out, bf16, dtype = os.path.join(work, "run"), arguments.bf16, kept_in(arguments)
     words = [
-        f"model.name={work}/model", f"model.dtype={'bfloat16' if bf16 else 'float32'}", f"train.bf16={'true' if bf16 else 'false'}", f"data.train_path={work}/rows.jsonl", f"data.cache_dir={work}/cache",
+        f"model.name={work}/model", f"model.dtype={dtype}", f"train.bf16={'true' if bf16 else 'false'}", f"data.train_path={work}/rows.jsonl", f"data.cache_dir={work}/cache",
         "tuning.lora.r=16", "tuning.lora.lora_alpha=32", "tuning.lora.target_modules=auto", f"train.batch_size={BATCH}", f"train.max_steps={steps}",
         "train.gradient_checkpointing=false", f"train.output_dir={out}", "train.save_strategy=no", "logging.report_to=none",
         f"vision.cache_features={'true' if cached else 'false'}", f"train.num_threads={os.environ['OMP_NUM_THREADS']}",
@@ -176,6 +181,7 @@ def measured(arguments, side):
     if side == "torch":
         command = [sys.executable, __file__, "--work", arguments.work, "--steps", str(arguments.steps), "--torch"]
         command += [f"--{name}" for name in ["bf16", "captioner"] if getattr(arguments, name)]
+        command += ["--dtype", kept_in(arguments)]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         return statistics.median(found["seconds"][2:]), found["peak"] / 1024
     seconds = tunesmith_run(arguments.work, arguments.tunesmith, arguments.steps, side == "kept", arguments)
@@ -191,14 +197,17 @@ def main():
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bf16", action="store_true", help="products and frozen weights in bfloat16 on both sides")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="what tunesmith keeps frozen weights in; PyTorch then has the same numbers (default: bfloat16 with --bf16, else float32)")
     parser.add_argument("--captioner", action="store_true", help="a connector alone, between SigLIP-base's shape and SmolLM2-135M's")
     parser.add_argument("--offload-embedding", action="store_true", help="tunesmith leaves the table of token embeddings in the model's files")
     parser.add_argument("--torch", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     if arguments.torch:
+        import torch
+
         run = torch_captioner if arguments.captioner else torch_run
-        seconds = run(arguments.work, arguments.steps, arguments.bf16)
+        seconds = run(arguments.work, arguments.steps, arguments.bf16, getattr(torch, kept_in(arguments)))
         print(json.dumps(dict(seconds=seconds, peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)))
         return
     if not os.path.exists(os.path.join(arguments.work, "rows.jsonl")):

@@ -7,7 +7,7 @@ use crate::bench::decode_bench;
 use crate::bench::kernels_bench::{self, KernelLine};
 use crate::bench::ranks_bench::{self, RanksEngine, RanksLine};
 use crate::bench::sweep::{self, Sweep};
-use crate::bench::training::{self, TrainingOutcome, TrainingRequest};
+use crate::bench::training::{self, Operands, TrainingOutcome, TrainingRequest};
 use crate::config::{
     Bytes, Checkpointing, Config, ConfigValue as _, Dtype, Mode, Node, Quantization, Range, TargetModules,
 };
@@ -66,6 +66,9 @@ pub struct Args {
     /// Keep the base and the activations in bfloat16, as `model.dtype: bfloat16` and `train.bf16` do
     #[arg(long)]
     bf16: bool,
+    /// Keep the base in this type, as `model.dtype` does: `float32` or `bfloat16` (default: `bfloat16` with `--bf16`, else `float32`)
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<String>,
     /// Hold the base in these codes: nf4, fp4, int8 or fp8, as `model.quantization` does
     #[arg(long, value_name = "CODES")]
     quantization: Option<String>,
@@ -119,6 +122,15 @@ pub struct Args {
 impl Args {
     /// # Errors
     /// A flag about training, in a measurement of answers.
+    fn base_dtype(&self) -> Result<Dtype> {
+        match self.dtype.as_deref() {
+            None if self.bf16 => Ok(Dtype::Bfloat16),
+            None | Some("float32") => Ok(Dtype::Float32),
+            Some("bfloat16") => Ok(Dtype::Bfloat16),
+            Some(other) => Err(Error::config(format!("--dtype {other:?}, expected float32 or bfloat16"))),
+        }
+    }
+
     fn refuse_what_trains(&self) -> Result<()> {
         let flags = [
             ("--gradient-checkpointing", self.gradient_checkpointing),
@@ -233,7 +245,7 @@ pub fn run(args: &Args) -> Result<()> {
         .parse()
         .map_err(|expected: String| Error::config(format!("--device {:?}, expected {expected}", args.device)))?;
     config.train.bf16 = args.bf16;
-    config.model.dtype = if args.bf16 { Dtype::Bfloat16 } else { Dtype::Float32 };
+    config.model.dtype = args.base_dtype()?;
     config.train.gradient_checkpointing = args.gradient_checkpointing.into();
     config.train.activation_offloading = args.activation_offloading;
     config.train.offload_param = args.offload_param;
@@ -392,6 +404,7 @@ fn show(request: &TrainingRequest, outcome: &TrainingOutcome) -> String {
     let what = match outcome.simd.as_str() {
         "amx_bf16" => "bfloat16 products in tiles",
         "avx512_bf16" => "bfloat16 dot products",
+        "amx" if Operands::of(&request.config) == Operands::Mixed => "float32 products in tiles",
         _ => "multiply-adds",
     };
     let _ = writeln!(text, "  {:>10.1} tokens/s", outcome.tokens_per_second);

@@ -192,10 +192,13 @@ fn processor(measure: bool) -> String {
         rows.push(("multiply-adds".to_owned(), format!("{:.1} GFLOP/s, all in registers", giga(peak::flops(0.3)))));
         rows.push((
             "matrix products".to_owned(),
-            format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(training::gemm_peak(Device::Cpu, false))),
+            format!(
+                "{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)",
+                giga(training::gemm_peak(Device::Cpu, training::Operands::Float32))
+            ),
         ));
         if !pairs.is_empty() {
-            let rate = giga(training::gemm_peak(Device::Cpu, true));
+            let rate = giga(training::gemm_peak(Device::Cpu, training::Operands::Bfloat16));
             rows.push(("with train.bf16".to_owned(), format!("{rate:.1} GFLOP/s (the same in bfloat16)")));
         }
         rows.push(("copying".to_owned(), format!("{:.1} GB/s read and as much written", giga(peak::copy_rate(0.5)))));

@@ -9,7 +9,7 @@ use tunesmith_base::files;
 use tunesmith_base::memory;
 use tunesmith_comm::single::Single;
 use tunesmith_config::arch::Arch;
-use tunesmith_config::{Config, DeviceChoice};
+use tunesmith_config::{Config, DeviceChoice, Dtype, Quantization};
 use tunesmith_data::{Batch, Example, IGNORE, Split};
 use tunesmith_device::{Array, Device as Where, gpu};
 use tunesmith_model::device::{device, kernels};
@@ -73,8 +73,8 @@ pub struct TrainingOutcome {
     pub predicted: Breakdown,
     /// Useful floating-point operations per second, divided by `peak_flops`.
     pub flops_share: f64,
-    /// The machine's peak with all operands in registers, in FLOP/s: of bfloat16 dot products where the run uses them, of
-    /// multiply-adds elsewhere; `gemm_peak` on a GPU.
+    /// The machine's peak with all operands in registers, in FLOP/s: of products in tiles or of bfloat16 dot products
+    /// where the run uses them, of multiply-adds elsewhere; `gemm_peak` on a GPU.
     pub peak_flops: f64,
     /// Speed of the matrix product on a large case, in FLOP/s; see [`gemm_peak`].
     pub gemm_peak: f64,
@@ -173,13 +173,44 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
     Ok(rows)
 }
 
+/// What the products of a run multiply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operands {
+    /// Float32 numbers.
+    Float32,
+    /// Float32 activations and bfloat16 weights.
+    Mixed,
+    /// Bfloat16 numbers.
+    Bfloat16,
+}
+
+impl Operands {
+    /// Of most products of a run with this configuration. Codes are multiplied in float32.
+    pub fn of(config: &Config) -> Self {
+        match (config.model.dtype, config.model.quantization) {
+            _ if config.train.bf16 => Self::Bfloat16,
+            (Dtype::Bfloat16, Quantization::Auto) => Self::Mixed,
+            _ => Self::Float32,
+        }
+    }
+
+    /// The processor's peak in them: see [`peak::flops`].
+    fn peak(self, seconds: f64) -> f64 {
+        match self {
+            Self::Bfloat16 => peak::product_flops(seconds),
+            Self::Mixed => peak::mixed_flops(seconds),
+            Self::Float32 => peak::flops(seconds),
+        }
+    }
+}
+
 /// FLOP/s of the matrix product on `[1024, 2048] x [2048, 2048]`; the best of four runs.
 ///
-/// `narrow`: of operands in bfloat16, where there are such products; else of float32. A GPU's product is made larger until it takes a millisecond.
-pub fn gemm_peak(device: Where, narrow: bool) -> f64 {
+/// A GPU's product is made larger until it takes a millisecond.
+pub fn gemm_peak(device: Where, operands: Operands) -> f64 {
     let (mut tokens, mut size) = (1024, 2048);
     loop {
-        let (rate, seconds) = product_rate(device, narrow, tokens, size);
+        let (rate, seconds) = product_rate(device, operands, tokens, size);
         if device == Where::Cpu || seconds > 1e-3 || size >= 8192 {
             return rate;
         }
@@ -188,20 +219,21 @@ pub fn gemm_peak(device: Where, narrow: bool) -> f64 {
 }
 
 /// FLOP/s of the fastest of several products, and its seconds.
-fn product_rate(device: Where, narrow: bool, tokens: usize, size: usize) -> (f64, f64) {
+fn product_rate(device: Where, operands: Operands, tokens: usize, size: usize) -> (f64, f64) {
     let pool = Pool::on(device);
-    if narrow {
+    if operands == Operands::Bfloat16 {
         pool.set_number(Number::Bf16);
     }
+    pool.set_splits(true);
     let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
     elementwise::fill(&mut x, 0.5);
     let (wide, halves);
-    let weight = if narrow {
-        halves = Array::of(device, &vec![bf16::from_f32(0.5); size * size]);
-        Store::Bf16(halves.view())
-    } else {
+    let weight = if operands == Operands::Float32 {
         wide = Array::of(device, &vec![0.5f32; size * size]);
         Store::F32(wide.view())
+    } else {
+        halves = Array::of(device, &vec![bf16::from_f32(0.5); size * size]);
+        Store::Bf16(halves.view())
     };
     let mut best = f64::INFINITY;
     for _ in 0..4 {
@@ -311,7 +343,8 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let warm = step(&mut model, &mut optimizer, &Single, &first, 1e-4, 1.0)?;
     let device = model.device();
     wait(device);
-    let registers = || if config.train.bf16 { peak::product_flops(0.3) } else { peak::flops(0.3) };
+    let operands = Operands::of(config);
+    let registers = || operands.peak(0.3);
     let peak_before = registers();
     model.phases = tunesmith_model::Phases::default();
     let (mut tokens, mut label_tokens, mut done, mut loss) = (0, 0, Flops::default(), warm.loss);
@@ -327,7 +360,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         done += flops(&costs, &batches);
     }
     let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
-    let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device, config.train.bf16));
+    let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device, operands));
     // A GPU's own peak is not measured: its products' stands for it.
     let peak_flops = if device == Where::Cpu { registers().max(peak_before) } else { gemm_peak };
     let per_step = |seconds: f64| seconds / request.steps as f64;
