@@ -5,7 +5,7 @@
     python3 scripts/bench_torch.py --shape smollm2-135m --mode lora --seq 512 --batch 2 --steps 3
     python3 scripts/bench_torch.py --shape smollm2-135m --data chat.jsonl --batch 8 --steps 3     # make_chat_rows.py writes such rows
 
-Both sides: float32 (`--bf16`: products and a frozen base in bfloat16), random weights of the shape, LoRA r=16 on every linear layer, AdamW, gradient clipping, the same number of threads.
+Both sides: float32 (`--bf16`: products and a frozen base in bfloat16; `--dtype bfloat16`: a frozen base alone), random weights of the shape, LoRA r=16 on every linear layer, AdamW, gradient clipping, the same number of threads.
 `--mode full` trains all weights. `--mode qlora` uses a base in NF4 with double quantization, which needs `pip install bitsandbytes`.
 PyTorch uses sdpa attention and the fused AdamW. `--device cuda` computes on a GPU on both sides, and there peak memory is the GPU's. The runs alternate (A B A B), because a machine's speed drifts: only the ratio of
 neighbours means something. One process runs at a time.

@@ -6,7 +6,7 @@
     python3 scripts/bench_vision.py --work /tmp/bench-captioner --rounds 3 --captioner
 
 SmolVLM-256M's shape with random weights: pictures of 512 x 512 pixels (1,024 patches, 64 rows of the decoder), 60 tokens of text, LoRA r=16 on
-every linear layer of the language model, encoder and connector frozen, float32 (`--bf16`: products and frozen weights in bfloat16), AdamW,
+every linear layer of the language model, encoder and connector frozen, float32 (`--bf16`: products and frozen weights in bfloat16; `--dtype bfloat16`: frozen weights alone), AdamW,
 batches of 2 rows, the same number of threads. The runs alternate, because a machine's speed drifts. Three runs a round: PyTorch, which
 encodes in every step; tunesmith with `vision.cache_features: false`, which does so too, as a first epoch; and tunesmith with features that
 were kept before, as later epochs. PyTorch gets finished pixel values, so that decoding and resizing count on our side alone.

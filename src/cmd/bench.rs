@@ -106,7 +106,7 @@ pub struct Args {
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Time each operation on rows of --seq tokens (default: 4096) of the shape's sizes
-    #[arg(long, conflicts_with_all = ["predict", "sweep", "model", "ranks", "data"])]
+    #[arg(long, conflicts_with_all = ["predict", "sweep", "model", "ranks", "data", "dtype"])]
     kernels: bool,
     /// Print a JSON object
     #[arg(long)]
@@ -121,7 +121,7 @@ pub struct Args {
 
 impl Args {
     /// # Errors
-    /// A flag about training, in a measurement of answers.
+    /// `--dtype` names no type.
     fn base_dtype(&self) -> Result<Dtype> {
         match self.dtype.as_deref() {
             None if self.bf16 => Ok(Dtype::Bfloat16),
@@ -131,6 +131,8 @@ impl Args {
         }
     }
 
+    /// # Errors
+    /// A flag about training, in a measurement of answers.
     fn refuse_what_trains(&self) -> Result<()> {
         let flags = [
             ("--gradient-checkpointing", self.gradient_checkpointing),

@@ -9,7 +9,7 @@ use tunesmith_base::files;
 use tunesmith_base::memory;
 use tunesmith_comm::single::Single;
 use tunesmith_config::arch::Arch;
-use tunesmith_config::{Config, DeviceChoice, Dtype, Quantization};
+use tunesmith_config::{Config, DeviceChoice, Dtype, Mode, Quantization};
 use tunesmith_data::{Batch, Example, IGNORE, Split};
 use tunesmith_device::{Array, Device as Where, gpu};
 use tunesmith_model::device::{device, kernels};
@@ -185,11 +185,11 @@ pub enum Operands {
 }
 
 impl Operands {
-    /// Of most products of a run with this configuration. Codes are multiplied in float32.
+    /// Of most products of a run with this configuration. Codes, and weights that are trained, are multiplied in float32.
     pub fn of(config: &Config) -> Self {
         match (config.model.dtype, config.model.quantization) {
             _ if config.train.bf16 => Self::Bfloat16,
-            (Dtype::Bfloat16, Quantization::Auto) => Self::Mixed,
+            (Dtype::Bfloat16, Quantization::Auto) if config.tuning.mode != Mode::Full => Self::Mixed,
             _ => Self::Float32,
         }
     }

@@ -111,9 +111,8 @@ fn typed(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
     of_products(pool, config)
 }
 
-/// Sets how a pool's products are computed.
+/// Sets how a pool's products in float32 are computed.
 fn of_products(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
-    pool.set_products(number(config));
     pool.set_tf32(config.train.tf32);
     pool.set_splits(true);
     pool
@@ -121,7 +120,9 @@ fn of_products(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
 
 /// A pool of logits: their products' operands have the type that the configuration chooses, they are float32.
 pub(crate) fn logits_pool(device: Device, config: &Config) -> Arc<Pool> {
-    of_products(Pool::on(device), config)
+    let pool = Pool::on(device);
+    pool.set_products(number(config));
+    of_products(pool, config)
 }
 
 /// What decides the last bits of results there: the instruction set of the processor's products, or a GPU and its libraries.

@@ -6,7 +6,7 @@
 /// Numbers along the sum that one instruction multiplies.
 pub(crate) const STEP: usize = 32;
 
-/// Bfloat16 numbers whose sum is a number of float32.
+/// Bfloat16 numbers that add up to one of float32: bf16x3, as Henry, Tang, and Heinecke describe it (arXiv:1904.06376).
 pub(crate) const SPLIT: usize = 3;
 
 /// Pairs of so many numbers along the sum, padded to whole tiles.
@@ -144,7 +144,7 @@ mod tiles {
 
     /// The products of the rows that were loaded with a tile of each block of columns, at so many bytes of it. Those at `later` are asked for.
     macro_rules! part {
-        ($at:literal, $later:literal, right: $right:ident, lower: $lower:ident) => {
+        (($at:literal, $later:literal), right: $right:ident, lower: $lower:ident) => {
             concat!(
                 "tileloadd tmm6, [{left} + {line} + ",
                 $at,
@@ -162,38 +162,25 @@ mod tiles {
         };
     }
 
-    /// A step of rounded numbers. Columns are asked for two steps ahead.
-    macro_rules! rounded_step {
-        (right: $right:ident, lower: $lower:ident) => {
+    /// A step: the rows stay for all parts, each at a byte of both blocks of columns and with the byte to ask for.
+    macro_rules! step {
+        (right: $right:ident, lower: $lower:ident, $($part:tt),+) => {
             concat!(
                 "tileloadd tmm4, [{upper} + {apart}]\n",
                 line!($lower, "tileloadd tmm5, [{lower} + {apart}]\n"),
-                part!(0, 2048, right: $right, lower: $lower),
+                $(part!($part, right: $right, lower: $lower)),+
             )
         };
     }
 
-    /// A step of split numbers: the rows stay for all parts. Columns are asked for one step ahead.
-    macro_rules! split_step {
-        (right: $right:ident, lower: $lower:ident) => {
-            concat!(
-                "tileloadd tmm4, [{upper} + {apart}]\n",
-                line!($lower, "tileloadd tmm5, [{lower} + {apart}]\n"),
-                part!(0, 3072, right: $right, lower: $lower),
-                part!(1024, 4096, right: $right, lower: $lower),
-                part!(2048, 5120, right: $right, lower: $lower),
-            )
-        };
-    }
-
-    /// Multiplies `parts` in steps of a kind, whose blocks of columns have so many bytes.
+    /// Multiplies `parts` in steps whose blocks of columns have so many bytes.
     macro_rules! multiply_all {
-        ($sums:ident, $parts:ident, $size:ident, $step:ident, $columns:expr) => {
+        ($sums:ident, $parts:ident, $size:ident, $columns:expr, $($part:tt),+) => {
             match $size {
-                [2, 2] => multiply!($sums, $parts, $step!(right: yes, lower: yes), $columns, right: yes, lower: yes),
-                [2, _] => multiply!($sums, $parts, $step!(right: no, lower: yes), $columns, right: no, lower: yes),
-                [_, 2] => multiply!($sums, $parts, $step!(right: yes, lower: no), $columns, right: yes, lower: no),
-                _ => multiply!($sums, $parts, $step!(right: no, lower: no), $columns, right: no, lower: no),
+                [2, 2] => multiply!($sums, $parts, step!(right: yes, lower: yes, $($part),+), $columns, right: yes, lower: yes),
+                [2, _] => multiply!($sums, $parts, step!(right: no, lower: yes, $($part),+), $columns, right: no, lower: yes),
+                [_, 2] => multiply!($sums, $parts, step!(right: yes, lower: no, $($part),+), $columns, right: yes, lower: no),
+                _ => multiply!($sums, $parts, step!(right: no, lower: no, $($part),+), $columns, right: no, lower: no),
             }
         };
     }
@@ -296,7 +283,8 @@ mod tiles {
         pub(crate) unsafe fn add_products(&self, sums: &TileSums, parts: &[TilePart], size: [usize; 2]) {
             // SAFETY: `self` shows that the registers are configured, sixteen rows of 64 bytes each. What is read and written is there, as
             // the caller says; `parts` has as many entries as are read, and the structures lie as `repr(C)` says.
-            unsafe { multiply_all!(sums, parts, size, rounded_step, BYTES) }
+            // Columns are asked for two steps ahead.
+            unsafe { multiply_all!(sums, parts, size, BYTES, (0, 2048)) }
         }
 
         /// As [`Tiles::add_products`], of parts whose columns are split.
@@ -307,7 +295,8 @@ mod tiles {
         #[allow(clippy::unused_self, reason = "it shows that the registers are configured")]
         pub(crate) unsafe fn add_split_products(&self, sums: &TileSums, parts: &[TilePart], size: [usize; 2]) {
             // SAFETY: as there.
-            unsafe { multiply_all!(sums, parts, size, split_step, SPLIT * BYTES) }
+            // Columns are asked for one step ahead.
+            unsafe { multiply_all!(sums, parts, size, SPLIT * BYTES, (0, 3072), (1024, 4096), (2048, 5120)) }
         }
     }
 
