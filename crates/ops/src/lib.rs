@@ -124,6 +124,7 @@ pub mod causal_conv1d;
 pub mod clamp;
 pub mod conv2d;
 mod cuda;
+pub mod denormal;
 pub mod dropout;
 pub mod elementwise;
 pub mod ema;

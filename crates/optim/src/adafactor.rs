@@ -16,6 +16,7 @@ use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::denormal::flush_denormal;
 use tunesmith_ops::par::TASK;
 
 /// The rule. It keeps `exp_avg_sq_row [.., rows]` and `exp_avg_sq_col [.., cols]`, or `exp_avg_sq` for a vector; with
@@ -127,7 +128,7 @@ impl UpdateRule for Adafactor {
             (Some(beta1), [State::F32(first)]) => {
                 let (beta1, rest, mut first) = (beta1 as f32, (1.0 - beta1) as f32, first.view_mut().on_host());
                 for ((value, direction), first) in values.iter_mut().zip(&direction).zip(&mut *first) {
-                    *first = beta1 * *first + rest * (pace * direction);
+                    *first = flush_denormal(beta1 * *first + rest * (pace * direction));
                     *value = *value - decay * *value - *first;
                 }
             }

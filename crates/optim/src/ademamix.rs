@@ -15,6 +15,7 @@ use rayon::prelude::*;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::denormal::flush_denormal;
 use tunesmith_ops::par::TASK;
 
 /// The rule. It keeps `exp_avg` (`fast`), `exp_avg_slow` and `exp_avg_sq` (`v`) in f32.
@@ -86,9 +87,9 @@ impl UpdateRule for AdEmaMix {
         parts.for_each(|((values, grads), ((fast, slow), v))| {
             for ((((value, grad), fast), slow), v) in values.iter_mut().zip(grads).zip(fast).zip(slow).zip(v) {
                 let grad = grad * factor;
-                *fast = betas[0] * *fast + rests[0] * grad;
-                *slow = betas[2] * *slow + rests[2] * grad;
-                *v = betas[1] * *v + rests[1] * grad * grad;
+                *fast = flush_denormal(betas[0] * *fast + rests[0] * grad);
+                *slow = flush_denormal(betas[2] * *slow + rests[2] * grad);
+                *v = flush_denormal(betas[1] * *v + rests[1] * grad * grad);
                 let direction = (*fast / correction + alpha * *slow) / (v.sqrt() / root + epsilon);
                 *value = *value * keep - rate * direction;
             }

@@ -16,6 +16,7 @@ use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
 use tunesmith_ops::activation::{Activation, Pool};
+use tunesmith_ops::denormal::flush_denormal;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 use tunesmith_ops::par::TASK;
@@ -121,7 +122,7 @@ impl UpdateRule for Muon {
         let (mut values, grads, mut buffer) = (values.on_host(), grads.to_host(), state[0].floats().on_host());
         for ((direction, grad), buffer) in direction.iter_mut().zip(&*grads).zip(&mut *buffer) {
             let grad = grad * factor;
-            *buffer += rest * (grad - *buffer);
+            *buffer = flush_denormal(*buffer + rest * (grad - *buffer));
             *direction = if self.nesterov { *buffer - (*buffer - grad) * (1.0 - momentum) } else { *buffer };
         }
         let direction = orthogonal(direction, rows, cols, self.ns_steps);

@@ -18,6 +18,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
 use tunesmith_device::{Floats, FloatsMut};
+use tunesmith_ops::denormal::flush_denormal;
 use tunesmith_ops::par::TASK;
 
 /// The rule. It keeps `z` and `exp_avg_sq` (`v`) for each value, and for the run the highest rate and the sum of
@@ -93,7 +94,7 @@ impl UpdateRule for ScheduleFreeAdamW {
         parts.for_each(|((values, grads), (z, v))| {
             for (((y, grad), z), v) in values.iter_mut().zip(grads).zip(z).zip(v) {
                 let grad = grad * factor;
-                *v = beta2 * *v + rest2 * grad * grad;
+                *v = flush_denormal(beta2 * *v + rest2 * grad * grad);
                 let direction = grad / ((*v / correction).sqrt() + epsilon) + decay * *y;
                 *y = lerp(*y, *z, share) + pace * direction;
                 *z -= rate * direction;

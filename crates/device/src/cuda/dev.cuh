@@ -216,6 +216,9 @@ static __device__ inline float column_sum(float x) {
 // What an update multiplies gradients by: found on the GPU before it, or known to the host. NaN: nothing is updated.
 static __device__ inline float factor_of(const float* found, float known) { return found ? *found : known; }
 
+// A moment of an optimizer, or 0 where it is subnormal: the same bits as `denormal::flush_denormal` gives.
+static __device__ inline float flush_denormal(float value) { return fabsf(value) < 1.17549435e-38f ? 0.0f : value; }
+
 // SplitMix64's finalizer (Steele, Lea and Flood, 2014): the same bits as `dropout::mix` gives.
 static __device__ inline u64 mix(u64 z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;

@@ -7,8 +7,8 @@ KERNEL adamw_update(float* values, const float* grads, float* m, float* v, const
     factor = factor_of(found, factor);
     if (i >= count || factor != factor) return;
     float grad = grads[i] * factor;
-    float first = beta1 * m[i] + rest1 * grad;
-    float second = beta2 * v[i] + rest2 * grad * grad;
+    float first = flush_denormal(beta1 * m[i] + rest1 * grad);
+    float second = flush_denormal(beta2 * v[i] + rest2 * grad * grad);
     m[i] = first;
     v[i] = second;
     values[i] = values[i] * keep - pace * (first / (sqrtf(second) / root + epsilon));

@@ -1,5 +1,6 @@
 //! A task for each [`TASK`] values.
 use super::Step;
+use crate::denormal::flush_denormal;
 use crate::par::TASK;
 use rayon::prelude::*;
 
@@ -14,8 +15,8 @@ pub(super) fn update(values: &mut [f32], grads: &[f32], m: &mut [f32], v: &mut [
     parts.for_each(|((values, grads), (m, v))| {
         for (((value, grad), m), v) in values.iter_mut().zip(grads).zip(m).zip(v) {
             let grad = grad * factor;
-            *m = beta1 * *m + rest1 * grad;
-            *v = beta2 * *v + rest2 * grad * grad;
+            *m = flush_denormal(beta1 * *m + rest1 * grad);
+            *v = flush_denormal(beta2 * *v + rest2 * grad * grad);
             let denominator = v.sqrt() / root + epsilon;
             *value = *value * keep - pace * (*m / denominator);
         }

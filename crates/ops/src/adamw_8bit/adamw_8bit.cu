@@ -9,8 +9,8 @@ struct Step {
 static __device__ inline float fused(float a, float b, float c) { return float(__dadd_rn(__dmul_rn(double(a), double(b)), double(c))); }
 
 static __device__ inline void moments(const Step& step, float grad, float& m, float& v) {
-    m = fused(grad, step.rest1, __fmul_rn(m, step.beta1));
-    v = fused(__fmul_rn(step.rest2, grad), grad, __fmul_rn(v, step.beta2));
+    m = flush_denormal(fused(grad, step.rest1, __fmul_rn(m, step.beta1)));
+    v = flush_denormal(fused(__fmul_rn(step.rest2, grad), grad, __fmul_rn(v, step.beta2)));
 }
 
 static __device__ inline float moved(const Step& step, float value, float m, float v) {

@@ -1,6 +1,7 @@
 //! A task for each [`TASK`] values, which are whole blocks but for the last.
 use super::{BLOCK, CodeMap};
 use crate::adamw::Step;
+use crate::denormal::flush_denormal;
 use crate::par::TASK;
 use rayon::prelude::*;
 
@@ -56,7 +57,9 @@ impl From<&Step<'_>> for Rounded {
 impl Rounded {
     /// The moments after a gradient.
     fn moments(&self, grad: f32, m: f32, v: f32) -> (f32, f32) {
-        (fused(grad, self.rest1, m * self.beta1), fused(self.rest2 * grad, grad, v * self.beta2))
+        let m = fused(grad, self.rest1, m * self.beta1);
+        let v = fused(self.rest2 * grad, grad, v * self.beta2);
+        (flush_denormal(m), flush_denormal(v))
     }
 
     /// The weight after a step with the new moments.

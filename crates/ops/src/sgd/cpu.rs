@@ -1,5 +1,6 @@
 //! A task for each [`TASK`] values.
 use super::Step;
+use crate::denormal::flush_denormal;
 use crate::par::TASK;
 use rayon::prelude::*;
 
@@ -20,7 +21,7 @@ pub(super) fn update(values: &mut [f32], grads: &[f32], buffer: Option<&mut [f32
     parts.zip(buffer.par_chunks_mut(TASK)).for_each(|((values, grads), buffer)| {
         for ((value, grad), velocity) in values.iter_mut().zip(grads).zip(buffer) {
             let grad = grad * factor + decay * *value;
-            *velocity = momentum * *velocity + fresh * grad;
+            *velocity = flush_denormal(momentum * *velocity + fresh * grad);
             let direction = if nesterov { grad + momentum * *velocity } else { *velocity };
             *value -= rate * direction;
         }

@@ -8,7 +8,7 @@ KERNEL sgd_update(float* values, const float* grads, float* buffer, const float*
     if (i >= count || factor != factor) return;
     float grad = grads[i] * factor + decay * values[i];
     if (buffer) {
-        float velocity = momentum * buffer[i] + fresh * grad;
+        float velocity = flush_denormal(momentum * buffer[i] + fresh * grad);
         buffer[i] = velocity;
         grad = nesterov ? grad + momentum * velocity : velocity;
     }

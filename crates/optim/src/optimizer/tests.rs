@@ -132,6 +132,30 @@ fn every_optimizer_gives_the_same_bits_with_its_state_on_the_host() {
     }
 }
 
+/// Moments that shrink from step to step, and squares that are too small from the first. Not Lion's momentum: its sign decides however small it is.
+#[test]
+fn no_optimizer_keeps_subnormal_numbers() {
+    let (slots, segments) = slots();
+    let length = segments[segments.len() - 1];
+    for &optim in Optim::ALL.iter().filter(|&&optim| optim != Optim::Lion) {
+        let train = TrainConfig { optim, ..TrainConfig::default() };
+        let mut values: Vec<f32> = (0..length).map(|index| number(1, index)).collect();
+        for size in [1e-35, 1e-18] {
+            let mut optimizer = Optimizer::new(rule(&train).unwrap(), slots.clone(), &values);
+            let grads: Vec<f32> = (0..length).map(|index| size * number(2, index)).collect();
+            optimizer.update(&mut values, &grads, 1.0, 0.01);
+            for _ in 0..100 {
+                optimizer.update(&mut values, &vec![0.0; length], 1.0, 0.01);
+            }
+            for (name, _, state) in optimizer.tensors() {
+                let State::F32(numbers) = state else { continue };
+                let numbers = numbers.view().to_host();
+                assert!(!numbers.iter().any(|number| number.is_subnormal()), "{optim:?}, gradients of {size}: {name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_registry_says_of_every_optimizer_whether_it_averages() {
     for &optim in Optim::ALL {
