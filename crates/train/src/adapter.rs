@@ -27,11 +27,12 @@ pub(crate) struct Start {
     pub tuning: TuningConfig,
     /// The values that trained tensors start with.
     pub tensors: Tensors,
-    /// Tensors of an encoder and a connector that the adapter has, and that the run keeps as they are.
+    /// Tensors of an image encoder or a connector that the adapter contains and this run does not train. They stay as they are.
     pub kept: Tensors,
 }
 
-/// Reads the adapter in `dir`. What the run trains of an encoder and a connector, and the adapter does not have, starts as in the base.
+/// Reads the adapter in `dir`, which the run continues to train. Tensors of an image encoder or a connector that the run
+/// trains, but that the adapter does not contain, start with the values of the base.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`tunesmith_base::Kind::Config`]: the
@@ -68,7 +69,8 @@ pub(crate) fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<Start
     Ok(Start { tuning, tensors, kept })
 }
 
-/// The settings and the tensors of the adapter in `dir`, on a model of which `arch` trains the same parts of an encoder and a connector.
+/// Reads the settings and the tensors of the adapter in `dir`. `arch` must train the same parts of the image encoder and the
+/// connector as the adapter does.
 fn read(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
     let configured = &resolved.config.tuning;
     if let Some(tensors) = before_language(dir, configured, arch)? {
@@ -108,9 +110,11 @@ fn read(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, T
     Ok((tuning, tensors))
 }
 
-/// The tensors of an adapter that was trained while the language model was frozen, for a run in which it no longer is: a second stage,
-/// whose settings alone decide which modules of the language model get an adapter. What else it trains and the file does not hold starts as
-/// in the base. `None` for any other adapter.
+/// For the second stage of multimodal training: the tensors of an adapter that was trained while the language model was
+/// frozen, if this run trains the language model too. Returns `None` for any other adapter.
+///
+/// The run's settings alone decide which modules of the language model get an adapter. Tensors that the run trains and the
+/// file does not contain start as in the base.
 fn before_language(dir: &Path, configured: &TuningConfig, arch: &Arch) -> Result<Option<Tensors>> {
     let Some(vision) = arch.vision.as_ref().filter(|vision| !vision.training.freeze_language) else { return Ok(None) };
     if configured.mode != Mode::Lora || !peft::leaves_language(dir)? {

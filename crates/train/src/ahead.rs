@@ -8,13 +8,14 @@ use std::thread::{self, JoinHandle};
 use tunesmith_base::error::Result;
 use tunesmith_vision::Pixels;
 
-/// Bytes of pixels that wait for somebody. Each thread may add one picture more.
+/// Maximum bytes of pixels that are ready but not taken yet. Each thread may exceed it by one image.
 pub(crate) const MOST_BYTES: usize = 256 << 20;
 
-/// Reads a picture by its name.
+/// Reads an image by its name in the data: its pixels, or its features if a run has cached them.
 pub(crate) type ReadPixels = Arc<dyn Fn(&str) -> Result<Arc<Pixels>> + Send + Sync>;
 
-/// Pictures that are being read, in the order in which they will be asked for. Dropping it ends the threads.
+/// Images that background threads read, in the order in which they will be taken. Dropping it stops the threads and waits for
+/// them.
 pub(crate) struct Ahead {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -24,22 +25,22 @@ struct Shared {
     read: ReadPixels,
     most_bytes: usize,
     state: Mutex<State>,
-    /// A picture was read or taken, or the threads are to end.
+    /// Notified when an image was read or taken, or when the threads must end.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Those that no thread has begun.
+    /// Images that no thread has begun to read, in order.
     queue: VecDeque<String>,
     pictures: HashMap<String, Entry>,
-    /// Of all pictures that are ready.
+    /// Bytes of pixels of all images that are ready.
     bytes: usize,
     ends: bool,
 }
 
 struct Entry {
-    /// How often it will still be asked for.
+    /// How many more times [`Ahead::take`] will be called for this image.
     uses: usize,
     stage: Stage,
 }
@@ -48,7 +49,7 @@ enum Stage {
     Waiting,
     Reading,
     Ready(Arc<Pixels>),
-    /// Whoever asks for it reads it, and gets the error.
+    /// Reading failed. The caller of [`Ahead::take`] reads the image itself, and gets the error.
     Failed,
 }
 
@@ -59,7 +60,7 @@ impl fmt::Debug for Ahead {
 }
 
 impl Ahead {
-    /// Begins to read `files` on so many threads. A name stands in it as often as it will be asked for.
+    /// Starts to read `files` on at most `threads` threads. `files` contains a name once for each time the image will be taken.
     pub(crate) fn of(files: Vec<String>, threads: usize, read: ReadPixels) -> Self {
         Self::within(MOST_BYTES, files, threads, read)
     }
@@ -77,14 +78,15 @@ impl Ahead {
         let shared = Arc::new(Shared { read, most_bytes, state: Mutex::new(state), changed: Condvar::new() });
         let spawn = |_| {
             let shared = Arc::clone(&shared);
-            // Where the system has no thread left, whoever asks for a picture reads it.
+            // If the system has no thread left, the caller of `take` reads the images.
             thread::Builder::new().name("pictures".to_owned()).spawn(move || shared.work()).ok()
         };
         let threads = (0..threads).filter_map(spawn).collect();
         Self { shared, threads }
     }
 
-    /// A picture that was read ahead; waits for one that is being read. `None` if the caller has to read it.
+    /// Takes an image that was read ahead, and waits for one that a thread is reading. Returns `None` if the caller must read
+    /// it: no thread has begun it, reading it failed, or it was not announced.
     pub(crate) fn take(&self, file: &str) -> Option<Arc<Pixels>> {
         let mut state = self.shared.lock();
         while matches!(state.pictures.get(file)?.stage, Stage::Reading) {
@@ -144,7 +146,7 @@ impl Shared {
         }
     }
 
-    /// The next picture to read, once there is room; `None` at the end.
+    /// The next image to read, once fewer than `most_bytes` are ready. `None` if the thread must end.
     fn next(&self) -> Option<String> {
         let mut state = self.lock();
         loop {
@@ -156,7 +158,7 @@ impl Shared {
                 continue;
             }
             let file = state.queue.pop_front()?;
-            // One that was taken meanwhile is read by whoever took it.
+            // An image that was taken meanwhile is read by the caller of `take`.
             if let Some(entry) = state.pictures.get_mut(&file) {
                 entry.stage = Stage::Reading;
                 return Some(file);

@@ -68,7 +68,8 @@ impl Prepared {
         self.report_notes(observer);
     }
 
-    /// Reports a backend name of another toolkit, and why there will be no samples.
+    /// Reports notes on the plan: what `tuning.backend` means here if it names another toolkit, and why there will be no
+    /// samples.
     pub fn report_notes(&self, observer: &dyn Observer) {
         if let Some(remark) = backend_note(&self.plan) {
             observer.event(&Event::Notice(&remark));

@@ -1,12 +1,12 @@
-//! Averaged weights: where the optimizer or `train.ema_decay` computes averages, these are evaluated and published instead of
-//! the trained weights.
+//! Averaged weights. If `train.ema_decay` or the optimizer computes averages, they are evaluated and published instead of the
+//! trained weights.
 use tunesmith_base::error::Result;
 use tunesmith_device::{FloatBuffer, Floats};
 
 use super::session::Session;
 
 impl Session<'_> {
-    /// Takes the averages of the values whose state this rank holds; `None` where the trained weights are published.
+    /// Takes the averages of the values whose state this rank holds; `None` if the trained weights themselves are published.
     fn take_averages(&mut self) -> Option<FloatBuffer> {
         if let Some(ema) = &mut self.ema {
             return Some(std::mem::take(&mut ema.values));

@@ -24,7 +24,7 @@ pub fn value(metric: &MetricPlan, loss: f64, scores: &Scores) -> Result<f64> {
 }
 
 /// Updates the best metric and the count of evaluations without improvement. Returns whether this evaluation is the best so
-/// far.
+/// far. The count restarts only if `value` is better than the best by more than `threshold`.
 pub fn update(state: &mut TrainState, metric: &MetricPlan, value: f64, threshold: f64) -> bool {
     state.evaluated_step = state.step;
     if state.best_metric_name.as_deref().unwrap_or("loss") != metric.name {

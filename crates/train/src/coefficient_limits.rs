@@ -1,5 +1,6 @@
-//! Gemma 3n's limit on the coefficients of its streams (`altup_coef_clip`). Transformers cuts them in training alone, so that
-//! coefficients beyond it would be other numbers there than in evaluation. They are refused here, before and in training.
+//! Refuses coefficients beyond Gemma 3n's limit for its parallel streams (`altup_coef_clip`), before and during training.
+//! Transformers clamps these coefficients in training but not in evaluation, so a model with one beyond the limit would
+//! compute with different numbers in the two.
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::Collectives;
 use tunesmith_config::arch::Arch;
@@ -7,6 +8,7 @@ use tunesmith_model::{Model, Source};
 
 /// The matrices that have the limit, in each block.
 const COEFFICIENTS: [&str; 2] = [".altup.prediction_coefs.weight", ".altup.correction_coefs.weight"];
+/// What helps against both errors of this module.
 const HINT: &str = "a larger altup_coef_clip in the model's config.json trains without this limit";
 
 /// The name of a matrix with a number beyond the limit, and that number.
@@ -36,7 +38,7 @@ fn beyond<'a>(name: &'a str, values: &[f32], limit: f64) -> Option<Beyond<'a>> {
     Some(Beyond { name, value, limit })
 }
 
-/// Refuses a base that Transformers would change in training.
+/// Refuses a base with a coefficient beyond the limit, which Transformers would clamp in training.
 pub(crate) fn refuse(source: &Source<'_>) -> Result<()> {
     let Some(limit) = limit(source.arch) else { return Ok(()) };
     for spec in source.arch.tensors().iter().filter(|spec| has_limit(&spec.name)) {

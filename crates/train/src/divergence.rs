@@ -84,6 +84,7 @@ impl Session<'_> {
     }
 }
 
+// Codes of `non_finite`. Any smaller number is the index of a trained tensor.
 const FINITE: u64 = u64::MAX;
 const AVERAGES: u64 = u64::MAX - 1;
 const OPTIMIZER: u64 = u64::MAX - 2;

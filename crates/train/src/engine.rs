@@ -1,4 +1,4 @@
-//! The kernels of `tuning.backend`.
+//! Chooses the kernels of a run by `tuning.backend`, and describes them with their data types for the plan.
 use super::model_source::ModelSource;
 use super::run_plan::EnginePlan;
 use tunesmith_base::error::{Error, Result};

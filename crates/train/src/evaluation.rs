@@ -13,12 +13,14 @@ use tunesmith_eval::metrics::scored::{self, Bootstrap, Scored};
 use tunesmith_telemetry::metrics::{EvalLine, MetricsLine, finite};
 use tunesmith_telemetry::progress::Event;
 
+/// The result of one validation.
 pub struct Validation {
     pub loss: f64,
     /// Number of label tokens that the loss is the mean over.
     pub label_tokens: u64,
     /// Metrics of the generations or of the classification.
     pub scores: Scores,
+    /// Number of rows, `[label][predicted label]`; empty unless the task is a classification.
     pub confusion: Vec<Vec<u64>>,
 }
 

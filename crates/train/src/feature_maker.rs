@@ -1,4 +1,5 @@
-//! Computes features of images. The image encoder is in memory only meanwhile.
+//! Computes the features of images with a frozen image encoder and caches them on disk. The encoder is in memory only during
+//! that time.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +19,14 @@ use tunesmith_model::{PictureEncoder, Source, device};
 use tunesmith_ops::simd;
 use tunesmith_telemetry::progress::{Event, Observer, SilentObserver};
 
-/// The parts that pictures are encoded in, so that ranks share the work.
+/// About how many parts the images are divided into, so that ranks can share the work.
 const PARTS: usize = 32;
-/// The most bytes of features of a part: a file of the cache.
+/// Maximum bytes of features in a part, which becomes one file of the cache.
 const PART_BYTES: usize = 128 << 20;
-/// How long a rank sleeps before it looks again what others have encoded.
+/// How long a rank sleeps before it checks again what other ranks have encoded.
 const OTHERS: Duration = Duration::from_millis(100);
 
-/// Where the image encoder of a run comes from, and what is computed with it.
+/// The image encoder of a run: its shape, its weights, the device it runs on, and the features to compute with it.
 #[derive(Debug)]
 pub(crate) struct EncoderSource {
     pub arch: Arch,
@@ -44,7 +45,8 @@ pub(crate) struct FeatureMaker {
 }
 
 impl EncoderSource {
-    /// All that features depend on besides the pictures' content. Reads the encoder's tensors once.
+    /// Everything that features depend on besides the images' content, as text: the encoder and its weights, image processing,
+    /// data types, device, and kernels. Reads the encoder's tensors once.
     fn key(&self, files: &PictureFiles) -> Result<String> {
         let Self { arch, config, device, features, .. } = self;
         let base = Source { arch, weights: self.weights.as_deref(), config, stack: &self.stack };
@@ -72,13 +74,13 @@ impl FeatureMaker {
         Ok(Self { source, key })
     }
 
-    /// All that features depend on besides the pictures' content.
+    /// The key to open the cache with: everything that features depend on besides the images' content.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Encodes these pictures, whose features were damaged since the run began, as they were encoded before it. Others who share the
-    /// cache may have done so meanwhile.
+    /// Encodes images again whose cached features were damaged after the run began, with the same result as before the run. Does
+    /// nothing if another process that shares the cache has done so meanwhile.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the encoder's files have changed; those of [`Self::encode`].
@@ -102,8 +104,8 @@ impl FeatureMaker {
         self.encode(files, pictures, cache, &SilentObserver).map(drop)
     }
 
-    /// Encodes the pictures that the cache lacks; gives their number. Others who need them, such as further ranks of this machine,
-    /// encode parts of them meanwhile. Pictures are read on all threads while others are encoded.
+    /// Encodes the images that the cache lacks, and returns their number. Other processes that need them, such as other ranks of
+    /// this machine, encode some of the parts at the same time. All threads read images while the encoder runs.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a picture cannot be read; [`tunesmith_base::Kind::Memory`]; those of the disk and the encoder's
@@ -123,7 +125,7 @@ impl FeatureMaker {
         if missing.is_empty() {
             return Ok(0);
         }
-        // A picture that both encoders read is one.
+        // An image that both encoders read counts once.
         let missing = missing.iter().map(|file| split_world(file).0).collect::<BTreeSet<_>>().len();
         let contents: BTreeMap<&str, &str> =
             pictures.iter().map(|(file, identity)| (*file, identity.content.as_str())).collect();
@@ -173,7 +175,8 @@ impl FeatureMaker {
         Ok(missing)
     }
 
-    /// The pictures in parts of about as many bytes of features, which whoever shares the cache makes alike.
+    /// Divides the images into parts with about equally many bytes of features. Every process that shares the cache makes the
+    /// same parts.
     fn parts<'a>(&self, pictures: &'a [(&'a str, &'a Identity)]) -> Vec<&'a [(&'a str, &'a Identity)]> {
         let EncoderSource { arch, features, .. } = &self.source;
         let Some(vision) = &arch.vision else { return Vec::new() };

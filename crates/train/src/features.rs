@@ -24,24 +24,24 @@ use tunesmith_model::device;
 use tunesmith_model::feature_cache::FeatureCache;
 use tunesmith_telemetry::progress::{Event, Observer};
 
-/// What is done about features.
+/// Whether the features of images are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compute {
     /// What a run does: `vision.cache_features` and the sizes decide.
     AsConfigured,
-    /// They are computed, whatever the configuration says of how often pictures are seen, and those that are there are checked. A
-    /// run checks them when it reads them.
+    /// They are computed for `tunesmith encode`, even if the run would not cache them. Features that are cached already are
+    /// checked here; a run checks them when it reads them.
     Always,
-    /// As configured, but nothing is computed: for predictions, which look at sizes alone.
+    /// As configured, but nothing is computed or opened: for memory predictions, which need only sizes.
     Assume,
 }
 
-/// The features of a run's pictures.
+/// The cached features of a run's images: how many there are, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptFeatures {
     /// Number of different pictures, by content.
     pub pictures: usize,
-    /// Those whose features were computed now.
+    /// Number of pictures whose features were computed now rather than found in the cache.
     pub computed: usize,
     /// Bytes of all features, at 4 bytes a number.
     pub bytes: u64,
@@ -50,7 +50,7 @@ pub struct KeptFeatures {
 }
 
 impl KeptFeatures {
-    /// In one line, for people.
+    /// One line that tells the user what was computed and where it is.
     pub fn described(&self) -> String {
         let (pictures, computed) = (count(self.pictures, "image"), count(self.computed, "image"));
         let (bytes, dir) = (human_bytes(self.bytes), self.dir.display());
@@ -84,14 +84,15 @@ pub fn encode(resolved: &Resolved, observer: &dyn Observer) -> Result<KeptFeatur
     })
 }
 
-/// What a run with these settings keeps of its pictures, if they are seen more than once.
+/// Which features a run with these settings caches, if its rows show images; `None` if it caches none. Without
+/// `vision.cache_features`, it does if `train.max_steps` or more than one epoch may show an image again.
 pub fn kept_by(config: &Config, vision: &VisionArch) -> Option<Features> {
     let sees_again = config.train.max_steps > 0 || config.train.num_train_epochs > 1.0;
     let kept = config.vision.cache_features.unwrap_or(sees_again) && config.data.use_cache;
     vision.fixed_features().filter(|_| kept)
 }
 
-/// The pictures of a part of the data, and how often one is shown.
+/// The names of the different images in a split, and how many times its rows show an image in total.
 fn shown(split: Option<&Split>) -> (BTreeSet<String>, usize) {
     let (mut files, mut times) = (BTreeSet::new(), 0);
     if let Some(split) = split {
@@ -103,7 +104,8 @@ fn shown(split: Option<&Split>) -> (BTreeSet<String>, usize) {
     (files, times)
 }
 
-/// How often training goes over its rows, as far as that is known before sizes are measured.
+/// Number of epochs of the run. With `train.max_steps` an estimate, because sizes that are `auto` are not measured yet and
+/// count as 1.
 fn passes(config: &Config, rows: usize) -> f64 {
     let train = &config.train;
     if train.max_steps <= 0 {
@@ -113,7 +115,8 @@ fn passes(config: &Config, rows: usize) -> f64 {
     train.max_steps as f64 * step as f64 / rows.max(1) as f64
 }
 
-/// Says which features are damaged, and that they are computed again.
+/// A note that damaged features are computed again; `None` without damage. `pictures` are the images with damaged features.
+/// Files that cannot be read count only if the cache lacks features (`misses`).
 fn damage(cache: &FeatureCache, pictures: usize, misses: bool) -> Option<String> {
     let files = if misses { cache.unreadable() } else { 0 };
     let what = match (pictures, files) {
@@ -124,7 +127,7 @@ fn damage(cache: &FeatureCache, pictures: usize, misses: bool) -> Option<String>
     Some(format!("{}: {what}: these features are computed again", cache.dir().display()))
 }
 
-/// Why so many bytes of features are not kept.
+/// Why `bytes` of features cannot be cached below `root`; `None` if they can.
 fn too_large(config: &Config, root: &Path, bytes: u64) -> Option<String> {
     let limit = config.vision.feature_cache_size.0;
     if bytes > limit {
@@ -138,8 +141,9 @@ fn too_large(config: &Config, root: &Path, bytes: u64) -> Option<String> {
 }
 
 impl ModelSource {
-    /// Computes the features of all pictures that training and evaluation show, if that is to be done, and from then on has
-    /// [`ModelSource::load`] and predictions leave the encoder out. `None` if nothing is kept.
+    /// Computes the features of all images that training and validation show, if `how` and the configuration ask for that. From
+    /// then on, [`ModelSource::load`] and memory predictions leave the image encoder out. Returns `None` if no features are
+    /// cached.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: features are asked for, but a part of the encoder is trained;
@@ -232,7 +236,8 @@ impl ModelSource {
             if let Some(note) = damage(&cache, damaged, missing > 0) {
                 observer.event(&Event::Notice(&note));
             }
-            // Of pictures with one content the first by name, in the order of contents, which is as good as random.
+            // Of images with equal content, takes the first by name. They are in the order of content hashes, which is as good as
+            // random.
             let mut one_each: BTreeMap<&str, (&str, &Identity)> = BTreeMap::new();
             for (file, identity) in &identities {
                 one_each.entry(&identity.content).or_insert((file.as_str(), identity));

@@ -273,7 +273,7 @@ impl FinishedRun<'_> {
         summary
     }
 
-    /// An example prompt for the result: that of the first held-out row, if it has one.
+    /// An example prompt to try the trained model with: that of the first held-out row, or else "Hello".
     fn ask(&self) -> Ask {
         let dataset = self.dataset;
         let chat = dataset.template.is_some();

@@ -11,12 +11,15 @@ use tunesmith_base::files::disk::RealDisk;
 /// The name of the lock file.
 const LOCK: &str = ".lock";
 
+/// The lock of an output directory, held until it is dropped. A drop without [`DirLock::keep`] also removes the directories
+/// that [`DirLock::acquire`] created, if they are empty.
 #[derive(Debug)]
 pub struct DirLock {
     file: File,
     directory: PathBuf,
     /// The canonical path of the directory when the lock was acquired.
     real: PathBuf,
+    /// The directories that did not exist before, innermost first.
     created: Vec<PathBuf>,
     keep: bool,
 }
@@ -95,6 +98,7 @@ impl DirLock {
     }
 }
 
+/// The lock file and the directories that [`DirLock::acquire`] created.
 #[derive(Debug, Clone)]
 pub struct Leftovers {
     lock: PathBuf,

@@ -105,7 +105,7 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
         let line = Line::through(&measurer.passes);
         let before = memory::live(Device::Cpu);
         let batch = measurer.worst(tokens)?;
-        // Its images are many numbers.
+        // The batch's images can be large. On the CPU they count as activations below.
         let read = if device == Device::Cpu { memory::live(device).saturating_sub(before) } else { 0 };
         drop(measurer);
         let pass = Pass { tokens: tokens as u64, longest: longest.min(tokens) as u64, labelled: tokens as u64 };

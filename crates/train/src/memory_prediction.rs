@@ -301,7 +301,7 @@ pub struct MemoryModel<'a> {
     reads_ahead: bool,
 }
 
-/// The kind of device whose memory is counted for a model that lies there.
+/// The kind of device whose memory is predicted for a model on `device`. The meta device counts as the CPU.
 pub const fn kind(device: device::Device) -> Device {
     match device {
         device::Device::Cpu | device::Device::Meta => Device::Cpu,
@@ -310,31 +310,32 @@ pub const fn kind(device: device::Device) -> Device {
 }
 
 impl<'a> MemoryModel<'a> {
-    /// `weights` are the model's files; `None` for random weights. `on` is where it will be.
+    /// Predicts for `arch`, trained with `config`. `weights` are the model's files; `None` for random weights. `on` is the
+    /// device that the model will be on.
     pub const fn new(config: &'a Config, arch: &'a Arch, weights: Option<&'a WeightFiles>, on: device::Device) -> Self {
         Self { config, arch, weights, device: kind(on), evaluation: None, shown: None, reads_ahead: false }
     }
 
-    /// The same for a run whose validations make passes like `evaluation`.
+    /// Also counts validations, whose largest pass is `evaluation`.
     #[must_use]
     pub(crate) const fn evaluating(self, evaluation: Option<Pass>) -> Self {
         Self { evaluation, ..self }
     }
 
-    /// The same for rows that show images.
+    /// Also counts the images that rows show.
     #[must_use]
     pub const fn showing(self, shown: Option<&'a ShownPictures>) -> Self {
         Self { shown, ..self }
     }
 
-    /// The same for a run, which reads the images of its next step while one computes.
+    /// Also counts the images of the next step, which a run reads while a step computes.
     #[must_use]
     pub(crate) const fn reading_ahead(self) -> Self {
         Self { reads_ahead: true, ..self }
     }
 
-    /// Peak bytes of one of `ranks` ranks, part by part, with passes like `pass`: on the CPU with the tokenizer, on a GPU without
-    /// CUDA's context, which the memory that is free there does not contain either.
+    /// Peak bytes of one of `ranks` ranks, part by part, if `pass` is its largest pass. On the CPU this includes the tokenizer.
+    /// On a GPU it leaves out CUDA's context, because the memory that is free there does not include it either.
     ///
     /// # Errors
     /// As [`job`].
@@ -347,7 +348,7 @@ impl<'a> MemoryModel<'a> {
             let step = self.config.train.grad_accum.or(1) as u64 * pictures.read(pass);
             job.companions += step.min(ahead::MOST_BYTES as u64);
         }
-        // A GPU's memory is predicted by the largest pass, as if all had a backward pass.
+        // On a GPU only the larger of the training and the validation pass counts, as if either had a backward pass.
         let on_gpu = self.evaluation.filter(|_| self.device == Device::Gpu);
         let pass = on_gpu.as_ref().filter(|evaluation| evaluation.tokens > pass.tokens).unwrap_or(pass);
         job.evaluation = self.evaluation.filter(|_| self.device == Device::Cpu);

@@ -1,4 +1,5 @@
-//! The engine where only counting is done: what a pass takes on the CPU and on a GPU, by which memory is predicted.
+//! Counts the memory that passes take on the CPU and on a GPU, for memory predictions. It walks the model's real code on the
+//! meta device and on GPUs that need not exist, so nothing is computed and no values are held.
 use std::sync::{Arc, Mutex, PoisonError};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
@@ -9,18 +10,19 @@ use tunesmith_model::Model;
 use tunesmith_plan::memory::{Base, BufferCounts, CountBuffers, GpuHeld, GpuWalk, Storage, Walk, Walked as GpuBytes};
 use tunesmith_vision::Pixels;
 
-/// The engine on the meta device, and on GPUs that are not there.
+/// Counts passes on the meta device and on GPUs that need not exist.
 #[derive(Debug)]
 pub(crate) struct MetaEngine {
     arch: Arch,
     config: Config,
-    /// The image that rows show, for each encoder.
+    /// The largest image that rows show, one for each image encoder.
     shown: Vec<Arc<Pixels>>,
     walked: Mutex<Walked>,
     on_gpu: Mutex<CountedPasses>,
 }
 
-/// The model, which is built for the first pass, and the passes that were walked. Plans of several strategies ask for the same.
+/// The model on the meta device, built for the first pass, and the counts so far. They are kept because plans of several
+/// strategies ask for the same passes.
 #[derive(Debug, Default)]
 struct Walked {
     model: Option<Model>,
@@ -28,7 +30,7 @@ struct Walked {
     forward: Vec<(Walk, BufferCounts)>,
 }
 
-/// The models that were counted last, and what was found.
+/// The models that were built last on a counted GPU, and the counts so far.
 #[derive(Debug, Default)]
 struct CountedPasses {
     models: Vec<OnGpu>,
@@ -36,7 +38,7 @@ struct CountedPasses {
     passes: Vec<(Base, GpuWalk, GpuBytes)>,
 }
 
-/// A model on a counted GPU, which it leaves first.
+/// A model on a counted GPU. The fields are dropped in this order: the model before its GPU.
 #[derive(Debug)]
 struct OnGpu {
     model: Model,
@@ -54,16 +56,19 @@ struct Experts {
 }
 
 impl Experts {
-    /// One of so many parts of them. Each expert sees as many tokens.
+    /// One of `parts` equal parts of the experts, each of which sees as many tokens as before; `None` if they do not divide
+    /// evenly.
     fn part(self, parts: usize) -> Option<Self> {
         let whole = self.count.is_multiple_of(parts) && self.per_token.is_multiple_of(parts);
         whole.then(|| Self { count: self.count / parts, per_token: self.per_token / parts })
     }
 }
 
-/// With more experts in all blocks, an eighth and a quarter of them are walked: each takes as much memory as any other.
+/// If all blocks together have more experts than this, only an eighth and a quarter of them are walked. Every expert takes
+/// the same memory, so the rest can be extrapolated ([`from_parts`]).
 const MANY_EXPERTS: usize = 1024;
-/// Kept models; a plan asks for the whole, for parts, and for other forms of the base.
+/// Maximum number of models to keep. A plan asks for the whole model, for parts of its experts, and for other forms of the
+/// base.
 const MODELS: usize = 4;
 
 impl OnGpu {
@@ -90,7 +95,7 @@ impl OnGpu {
         let found =
             |it: Bitsandbytes| Bitsandbytes::of_files(it.quantization, it.double_quant, base.quantized_tensors.clone());
         arch.bitsandbytes = arch.bitsandbytes.filter(|it| it.quantization == config.model.quantization).map(found);
-        // The files may hold other matrices so than config.json says.
+        // The files may hold other matrices in this format than config.json says.
         arch.stored = arch.stored.map(|format| format.with_found(base.stored.clone()));
         let gpu = CountedGpu::take();
         let model = Model::on_counted(&arch, &config, &base.float32, &gpu)?;
@@ -99,12 +104,14 @@ impl OnGpu {
     }
 }
 
-/// What all experts take, from what an eighth and a quarter of them take: six eighths more.
+/// Bytes of all experts, extrapolated from those of an eighth and of a quarter of them: a quarter and six eighths more.
 const fn from_parts(eighth: u64, quarter: u64) -> u64 {
     quarter + 6 * quarter.saturating_sub(eighth)
 }
 
 impl MetaEngine {
+    /// Counts passes of `arch` with the settings of `config`. `shown` is the largest image for each image encoder.
+    ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the files of an image encoder, which is opened now, do not fit it.
     pub(crate) fn new(arch: Arch, config: &Config, shown: Vec<Arc<Pixels>>) -> Result<Self> {
@@ -114,7 +121,8 @@ impl MetaEngine {
         Ok(Self { arch, config, shown, walked, on_gpu: Mutex::default() })
     }
 
-    /// The model with these experts, its base held in that form.
+    /// The model with `experts` of its experts and its base in the form `base`: one of `models`, or a new one, which replaces
+    /// the oldest.
     fn model<'a>(&self, models: &'a mut Vec<OnGpu>, base: &Base, experts: Option<Experts>) -> &'a mut OnGpu {
         let known = models.iter().position(|known| known.experts == experts && known.base == *base);
         let at = known.unwrap_or_else(|| {
@@ -126,7 +134,7 @@ impl MetaEngine {
         &mut models[at]
     }
 
-    /// The bytes of a pass that was not walked yet.
+    /// Walks a pass on a counted GPU and returns its bytes.
     fn walk(&self, models: &mut Vec<OnGpu>, base: &Base, walk: &GpuWalk) -> GpuBytes {
         let experts = self.arch.experts.as_ref().map(|it| Experts { count: it.count, per_token: it.per_token });
         let mut of = |experts| {
@@ -189,7 +197,7 @@ impl CountBuffers for MetaEngine {
             Some((eighth, quarter)) => {
                 let (less, more) = (of(Some(eighth)), of(Some(quarter)));
                 let held = from_parts(less.held, more.held);
-                // What is held for a moment beside it is one matrix, whatever the number of experts.
+                // What is held at the peak in addition is one matrix, whatever the number of experts.
                 GpuHeld { held, most: held + more.most.saturating_sub(more.held) }
             }
         };

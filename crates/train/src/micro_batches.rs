@@ -53,7 +53,7 @@ pub(crate) fn batches_of_rank(
     Ok(batches)
 }
 
-/// Has the pictures of a step that comes later read meanwhile: those of one rank.
+/// Starts to read the images of a later step in the background: those of one rank's micro-batches.
 pub(crate) fn read_ahead(split: &Split, step: &Step, world: World) {
     let own = step.iter().skip(world.rank).step_by(world.size);
     split.read_ahead(&own.flatten().flatten().copied().collect::<Vec<_>>());

@@ -54,11 +54,13 @@ pub struct ModelSource {
     pub device: Device,
     /// Its shape, with new tokens and the classification head.
     pub arch: Arch,
-    /// As `arch`, but for what features of pictures make unnecessary ([`ModelSource::compute_features`]): what is loaded.
+    /// The shape that is loaded: `arch` without what cached features of images make unnecessary
+    /// ([`ModelSource::compute_features`]).
     pub model_arch: Arch,
     /// Its weights; `None` if they are random.
     pub weights: Option<Arc<WeightFiles>>,
-    /// Which experts the model's folder has stacked, as its weights have or as Transformers reads them.
+    /// Which experts are stored stacked in one tensor: as in the model's files, or for random weights as Transformers reads
+    /// them.
     pub stacking: Stacking,
     /// The other parts of a multimodal model.
     pub wrapping: Option<Wrapping>,
@@ -75,7 +77,7 @@ pub struct ModelSource {
     adapter: Option<Tensors>,
     /// Tensors of an encoder and a connector that an earlier stage has trained, and that stay as they are.
     pub kept: Arc<Tensors>,
-    /// What an adapter's file has of the base beside what is trained, for PEFT.
+    /// Untrained tensors of the base that an adapter's file contains too, because PEFT wants every tensor of a saved module.
     pub untouched: Arc<Untouched>,
     /// Reads the pictures of rows; `None` without an image encoder.
     pub pictures: Option<Arc<dyn Pictures>>,
@@ -104,7 +106,7 @@ impl Described {
         let device = device(config.model.device)?;
         let default = *resolved.source("train.max_tokens_per_pass") == tunesmith_config::Source::Default;
         if device != Device::Cpu && default {
-            // The default is that of a CPU's caches.
+            // The default suits the caches of a CPU.
             config.train.max_tokens_per_pass = None;
         }
         let hub::ModelDir { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
@@ -240,7 +242,8 @@ impl Described {
 }
 
 impl ModelSource {
-    /// The model of which all is trained that the run's adapter holds: what an earlier stage has trained too.
+    /// The shape that counts everything as trained that the saved adapter contains: what this run trains, what an earlier stage
+    /// has trained, and the tensors of [`ModelSource::untouched`].
     pub fn saved_arch(&self) -> Arch {
         let more = !self.kept.is_empty() || !self.untouched.is_empty();
         let Some(vision) = self.arch.vision.as_ref().filter(|_| more) else { return self.arch.clone() };
@@ -257,6 +260,7 @@ impl ModelSource {
         vision::image_dir(&self.config)
     }
 
+    /// Number of values that the run trains.
     pub fn trained_parameters(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }

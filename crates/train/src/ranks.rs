@@ -33,6 +33,7 @@ pub struct Seat {
     link: Link,
 }
 
+/// How a rank reaches the others: not at all, as a thread of their process, or from a process of its own.
 enum Link {
     Alone,
     Thread(Threads),
@@ -43,7 +44,7 @@ enum Link {
 #[derive(Clone, Copy)]
 enum Carrier {
     Gloo,
-    /// Through the GPU of that number.
+    /// NCCL, through the GPU with this ordinal.
     #[cfg(feature = "cuda")]
     Nccl(u8),
 }
@@ -58,7 +59,7 @@ impl Carrier {
     }
 }
 
-/// What ranks know of the library between them before they meet.
+/// The communication library that a rank asks for, before the ranks have met and can decide together.
 #[derive(Clone, Copy)]
 enum Wish {
     Gloo,
@@ -101,7 +102,8 @@ fn wish(train: &TrainConfig, device: DeviceChoice) -> Result<Wish> {
     }
 }
 
-/// Decides between NCCL and Gloo, alike on all ranks, which have met. `say` gets one line if NCCL was possible and is not used.
+/// Decides between NCCL and Gloo, the same on all ranks, once they have met. `say` gets one line if NCCL was possible and is
+/// not used.
 ///
 /// # Errors
 /// [`Kind::Config`]: NCCL was asked for, and ranks share a GPU, or Gloo cannot be loaded; [`Kind::Peer`]: a rank is gone.
@@ -120,7 +122,7 @@ fn agree(
         Wish::Auto | Wish::Nccl => {
             let ordinal = match device {
                 DeviceChoice::Cuda(ordinal) => ordinal.unwrap_or(0),
-                // Ranks that compute on the CPU send through the GPU of their number.
+                // Ranks that compute on the CPU send through the GPU with the number of their local rank.
                 DeviceChoice::Cpu | DeviceChoice::Auto => u8::try_from(meeting.world.local_rank).unwrap_or(u8::MAX),
             };
             let offer = nccl::probe().and_then(|_| gpu::uuid(ordinal)).map_err(|error| error.message().to_owned());

@@ -17,12 +17,12 @@ use tunesmith_vision::{Layout, Pixels};
 #[derive(Debug)]
 pub struct RunPictures {
     pub(crate) source: Arc<PictureSource>,
-    /// Those that the next step will ask for.
+    /// The images of the next step, which threads are reading.
     ahead: Mutex<Option<Arc<Ahead>>>,
     note: Mutex<Note>,
 }
 
-/// What is to be said about damaged features: once a run.
+/// The note about damaged features, which is reported once in a run.
 #[derive(Debug, Default)]
 enum Note {
     #[default]
@@ -31,19 +31,19 @@ enum Note {
     Said,
 }
 
-/// Where pictures come from.
+/// Reads images from their files, or their features once these are computed.
 #[derive(Debug)]
 pub(crate) struct PictureSource {
     pub files: Arc<PictureFiles>,
     pub computed: OnceLock<Computed>,
 }
 
-/// Where the features of pictures are.
+/// The cached features of a run's images.
 #[derive(Debug)]
 pub(crate) struct Computed {
     pub arch: Arc<VisionArch>,
     pub features: Features,
-    /// By name of the picture.
+    /// The identity of each image, by its name in the data.
     pub pictures: BTreeMap<String, Identity>,
     /// The features, and what computes damaged ones again; `None` where only sizes matter: features are then zeros.
     pub cached: Option<(RwLock<FeatureCache>, FeatureMaker)>,
@@ -56,7 +56,7 @@ impl RunPictures {
         Self { source: Arc::new(source), ahead: Mutex::new(None), note: Mutex::default() }
     }
 
-    /// What is to be said about damaged features, if it was not said yet.
+    /// The note about damaged features, if there is one and it was not taken yet.
     pub fn take_note(&self) -> Option<String> {
         let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *note {
@@ -113,7 +113,7 @@ impl Pictures for RunPictures {
     }
 
     fn read_ahead(&self, files: Vec<String>) {
-        // A step computes on all threads too: half of them keep up with it.
+        // A step computes on all threads at the same time. Half as many readers keep up with it.
         let threads = tunesmith_ops::par::threads().div_ceil(2);
         let source = Arc::clone(&self.source);
         let next = Ahead::of(files, threads, Arc::new(move |file| source.pixels(file)));
@@ -183,7 +183,7 @@ impl Computed {
         Ok(Pixels { patches, tiles, joined, world: split_world(file).1 })
     }
 
-    /// Computes those features of these pictures again that cannot be read. Says what was damaged, if anything was.
+    /// Computes the features of `files` again where the cache cannot read them. Returns what was damaged, in words, or `None`.
     fn mend(&self, source: &Arc<PictureFiles>, files: &[&str]) -> Result<Option<String>> {
         let Some((cache, maker)) = &self.cached else { return Ok(None) };
         let mut cache = cache.write().unwrap_or_else(PoisonError::into_inner);

@@ -113,7 +113,7 @@ pub struct EnginePlan {
     /// Where the model is kept and computed, as `model.device` chose it.
     #[serde(serialize_with = "debug")]
     pub device: Device,
-    /// The device in words, where it is not the CPU because nothing else was asked for.
+    /// The device in words, with the reason if `model.device: auto` chose it; `None` with `model.device: cpu`.
     pub device_name: Option<String>,
     /// The type of the base's matrices in memory.
     pub base_dtype: &'static str,

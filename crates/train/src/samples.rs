@@ -7,7 +7,7 @@ use tunesmith_eval::AnswerDecoder;
 use tunesmith_model::Model;
 use tunesmith_telemetry::report::Sample;
 
-/// The most bytes of small copies of pictures that a report gets.
+/// Maximum bytes of thumbnails in a report.
 const PICTURE_BYTES: usize = 8 << 20;
 
 /// Held-out rows, each split into the tokens of its prompt and of its reference.
@@ -70,7 +70,7 @@ impl<'a> Questions<'a> {
         let tokenizer = &self.dataset.tokenizer;
         let mut prompts = Vec::with_capacity(self.rows.len());
         for ((prompt, _), (split, index)) in self.rows.iter().zip(&self.places) {
-            // The ids in the place of a picture mean nothing: its file stands for it.
+            // The ids in the place of an image mean nothing, so such a row shows the names of its image files.
             prompts.push(if split.shows(*index) {
                 split.picture_files(*index).join(", ")
             } else {

@@ -64,7 +64,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let written = session.published(|session, trained| {
         let writes = session.writes();
         let vision = session.source.arch.vision.as_ref();
-        // Of which a part has files of its own.
+        // Whether an image encoder comes from a checkpoint of its own.
         let is_pair = vision.is_some_and(|vision| vision.folder.is_some() || vision.world.is_some());
         let Session { plan, source, dataset, model, optimizer, state, stamp, saver, sharing, comm, .. } = session;
         let specs = &model.params.specs[..];
@@ -257,7 +257,7 @@ pub fn follow_final_weights(session: &Session<'_>) -> Result<()> {
     start.map_or(Ok(()), |fetch| fetch.follow())
 }
 
-/// Gathers sharded `values`; `None` if every rank has all of them.
+/// What gathers sharded `values` on the first rank; `None` if every rank has all of them.
 fn fetch<'a>(session: &'a Session<'_>, values: Floats<'a>) -> Option<Fetch<'a>> {
     let Session { comm, sharing, optimizer, model, .. } = session;
     sharing.shares_values().then(|| Fetch::new(&**comm, sharing, optimizer, &model.params.specs, values))
@@ -298,7 +298,7 @@ fn stage_model(
     let arch = &session.source.arch;
     let encoders = encoder_files(session)?;
     let of_model = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
-    // Of an encoder and a connector the files have what was not trained, but for a connector that was drawn.
+    // The files of an encoder and a connector already have what was not trained, except for a randomly initialized connector.
     let params = &session.model.params;
     let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
     let base = session.source.base();

@@ -1,4 +1,4 @@
-//! The images of a run as predictions of memory see them: how many there are in a row, and the shape of the largest one.
+//! What memory predictions need to know about a run's images: how many a row shows, and the shape of the largest one.
 use std::sync::Arc;
 
 use super::picture_identity::Identity;
@@ -18,19 +18,23 @@ use tunesmith_vision::{Pixels, Tile};
 pub struct ShownPictures {
     /// What their number and their size mean for memory.
     pub(crate) pictures: Pictures,
-    /// The largest image, of zeros: for a second encoder, where there is one, and for the first.
+    /// The largest image, filled with zeros: one for the second encoder, if there is one, then one for the first.
     pub(crate) pixels: Vec<Arc<Pixels>>,
 }
 
-/// Pixels of a side of an image whose size is not known.
+/// Width and height in pixels that an image of unknown size is assumed to have.
 const UNKNOWN: u32 = 1024;
 
 /// The numbers of images in rows, and the largest image: the one with the most tokens.
 #[derive(Default)]
 struct Rows<'a> {
+    /// The most images in one sequence.
     per_sequence: usize,
+    /// The most images in one row, over all its sequences.
     per_row: usize,
+    /// The fewest tokens per image in a sequence with images.
     spacing: Option<usize>,
+    /// The image with the most tokens, and their number.
     largest: Option<(usize, &'a Shown)>,
 }
 
@@ -68,12 +72,13 @@ impl<'a> Rows<'a> {
 }
 
 impl ShownPictures {
-    /// The largest image, of zeros: for a second encoder, where there is one, and for the first.
+    /// The largest image, filled with zeros: one for the second encoder, if there is one, then one for the first.
     pub fn pixels(&self) -> &[Arc<Pixels>] {
         &self.pixels
     }
 
-    /// The images of a data set that an encoder and a connector are to read, or their features; `None` if it shows none.
+    /// The images of the training and validation rows, as pixels or as the features that `vision` expects; `None` if the rows
+    /// show none.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: the largest image cannot be read.
@@ -97,8 +102,8 @@ impl ShownPictures {
         Ok(Some(found))
     }
 
-    /// Those of the first rows of a configuration. If none of them can be read, a square image of 1,024 pixels in each row. Also says
-    /// which it is.
+    /// The images of the first rows of a configuration's data. If none of them can be read, assumes an image of 1,024 x 1,024
+    /// pixels in each row. Also returns a description of what was found or assumed.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: the processor refuses even that.
@@ -109,7 +114,7 @@ impl ShownPictures {
         let per_row = rows.iter().map(Vec::len).max().unwrap_or(1).max(1);
         let mut largest: Option<(u64, u64, Self)> = None;
         for names in &rows {
-            // Pictures in rows would be written to the cache.
+            // Images that are embedded in rows would be written to the cache.
             for name in names.iter().filter(|name| !name.starts_with("data:")) {
                 let name = if names.len() > 1 { files.among_others(name.clone()) } else { name.clone() };
                 let read = || {
@@ -134,7 +139,7 @@ impl ShownPictures {
         Ok((found, format!("{} of {size} in each row", count(per_row, "image"))))
     }
 
-    /// So many images in each row, each of these tiles, which are `joined` or not.
+    /// `per_row` images in each row, each cut into `tiles`. `joined` says how the tiles' patches are put together, if they are.
     pub fn of_image(vision: &VisionArch, tiles: &[Tile], joined: Option<&Joined>, per_row: usize) -> Self {
         let of_image = tiles.to_vec();
         let tiles: Vec<(usize, usize)> = tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
@@ -158,7 +163,7 @@ impl ShownPictures {
         let longest = tiles.iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
         let longest = (longest + vision.encoder.prefix_tokens()) as u64;
         let head = vision.encoder.head_dim as u64;
-        // Blocks of the decoder that read the rows by cross-attention give them a gradient.
+        // Decoder blocks that read the image's rows by cross-attention pass a gradient back to them.
         let across = vision.start_token.is_some();
         let trains = across || vision.fixed_features().is_none();
         let scratch = if vision.features.is_some() && !across { 0 } else { encoder_scratch(head, longest, trains) };

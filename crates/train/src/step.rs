@@ -42,7 +42,7 @@ pub struct UnsettledStep {
     pub took: Duration,
     /// The most memory that the process had held by then, in bytes.
     pub peak_bytes: u64,
-    /// The loss scale of the step after it, in float16 training.
+    /// The loss scale that the next step will use; `None` unless in float16 training.
     pub loss_scale: Option<f64>,
 }
 

@@ -64,8 +64,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Whether the results of the last step must be recorded before the next one begins: this step may be the one too many
-    /// that was not finite, or the ranks exchange what they have found. All ranks decide alike.
+    /// Whether the results of the last step must be recorded before the next one begins. They must if this step may be the
+    /// non-finite one that ends the run, or if the ranks exchange their results. All ranks decide the same.
     fn needs_results(&self) -> bool {
         self.state.nonfinite_in_a_row + 1 >= self.plan.max_nonfinite_steps
             || self.comm.world().size > 1 && self.is_shown()
@@ -76,8 +76,8 @@ impl Session<'_> {
         self.state.step.is_multiple_of(self.plan.logging.steps) || self.state.step == self.plan.steps.total_steps
     }
 
-    /// Records the last step, if it is not yet. Waits for its results. Whatever depends on them calls this first: a
-    /// checkpoint, an evaluation, the end of the run.
+    /// Waits for the results of the last step and records them, unless that is done already. Everything that depends on the
+    /// results calls this first: a checkpoint, an evaluation, the end of the run.
     ///
     /// # Errors
     /// Those of the disk; [`tunesmith_base::Kind::Peer`].

@@ -24,7 +24,7 @@ pub fn all_parameters(config: &Config, arch: &Arch, placements: &[Placement]) ->
         return Ok(parameters(arch));
     }
     let added = Targets { bias: Bias::None, ..Targets::of(&config.tuning) }.tensors(arch, placements)?;
-    // The base still has one matrix for embedding and head; that of its own is among the copies.
+    // The base still counts one matrix for embedding and head. The head's own matrix is among the copies.
     let head = if arch.separated { (arch.vocab_size * arch.hidden_size) as u64 } else { 0 };
     Ok(parameters(arch) - head + added.iter().map(|(_, shape)| size(shape)).sum::<u64>())
 }

@@ -18,16 +18,16 @@ use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
 use tunesmith_hub::{self as hub, DownloadProgress, Part};
 use tunesmith_vision::Processor;
 
-/// What a model needs to see pictures.
+/// What a model needs to read images: the shape of an image encoder and connector, and a reader of image files.
 #[derive(Debug, Clone)]
 pub struct Sight {
     /// The image encoder and connector, for [`tunesmith_config::arch::Arch::vision`].
     pub arch: Arc<VisionArch>,
-    /// Reads pictures as the encoder wants them.
+    /// Reads images and prepares them as the encoder expects.
     pub(crate) run_pictures: Arc<RunPictures>,
 }
 
-/// The model that is to see.
+/// The language model that is to read images.
 #[derive(Debug, Clone, Copy)]
 pub struct Seer<'a> {
     /// The model's folder.
@@ -39,13 +39,13 @@ pub struct Seer<'a> {
 }
 
 impl Sight {
-    /// Reads pictures as the encoder wants them.
+    /// The reader of images, which prepares them as the encoder expects.
     pub fn pictures(&self) -> Arc<dyn Pictures> {
         Arc::<RunPictures>::clone(&self.run_pictures)
     }
 
-    /// Opens the image encoder of a run, of which so much is downloaded. `None` if the run has no pictures: `vision.load` decides, or
-    /// else the first rows.
+    /// Opens the image encoder of a run and downloads `part` of it. Returns `None` if the run reads no images: `vision.load`
+    /// decides, or else a named encoder, or else the first rows.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the model sees no pictures, or the encoder is not known here; those of the hub and the files.
@@ -64,7 +64,7 @@ impl Sight {
         opened.map(Some).map_err(|error| error.context(format!("{row}: the row shows an image")))
     }
 
-    /// The same with what the adapter in `dir` has trained.
+    /// The same, with those parts counted as trained that the adapter in `dir` has trained.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: its files cannot be read.
@@ -117,7 +117,7 @@ impl Sight {
         if let (Size::Canvas { cut, .. }, Some(ChatImages { form: ChatForm::InternVl, .. })) =
             (&mut processing.size, vision.chat)
         {
-            // InternVL's processor cuts pictures, whatever that of the images says.
+            // InternVL's processor cuts images into tiles, whatever the settings of its image processor say.
             *cut = true;
         }
         let frames = vision.encoder.frames.unwrap_or(1);
@@ -169,7 +169,7 @@ impl Sight {
     }
 }
 
-/// Refuses a run without images of a model whose decoder reads one beside each text.
+/// Refuses a run without images if the model's decoder reads them by cross-attention: it needs one beside each text.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`].
@@ -181,7 +181,7 @@ pub(crate) fn refuse_blind(arch: &Arch, sees: bool) -> Result<()> {
         .hint("every row needs one image: {image, caption}"))
 }
 
-/// Keys of `tuning` that only a run with an image encoder reads, as it reads the section `vision`.
+/// Keys of `tuning` that only a run with an image encoder reads. The same holds for the section `vision`.
 const OF_TUNING: [&str; 5] = [
     "tuning.freeze_vision",
     "tuning.freeze_connector",
@@ -190,7 +190,7 @@ const OF_TUNING: [&str; 5] = [
     "tuning.vision_target_modules",
 ];
 
-/// Refuses settings that nothing reads, in a run without an image encoder.
+/// Refuses settings for images in a run without an image encoder, where they would have no effect.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], naming the key and its place.
@@ -209,8 +209,8 @@ pub(crate) fn refuse_unread(resolved: &Resolved) -> Result<()> {
     Ok(())
 }
 
-/// The configuration for a run's result in `dir`: one that holds a pair needs no `vision.encoder`, and one that holds a second
-/// encoder no `vision.world`.
+/// The configuration to load a run's result in `dir` with. Removes `vision.encoder` if the folder contains the image encoder
+/// itself, and `vision.world` if it contains the second encoder.
 pub fn of_result(config: &Config, dir: &Path) -> Config {
     let mut config = config.clone();
     if files::is_there(&dir.join(PAIR_SETTINGS)) {
@@ -227,7 +227,7 @@ pub fn names_encoder(config: &Config) -> bool {
     config.vision.encoder.is_some() || config.vision.world.encoder.is_some()
 }
 
-/// Encoder and connector with the second encoder that the settings name.
+/// Adds the second encoder that `vision.world` names, if it names one.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the settings do not fit the model; [`tunesmith_base::Kind::Model`]: its files cannot be read.
@@ -256,7 +256,7 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
     Ok(VisionArch { world: Some(Arc::new(world)), ..vision })
 }
 
-/// Refuses images whose sides are no multiples of what becomes a row of the decoder.
+/// Refuses an image processor that rounds sides to multiples of another number of pixels than becomes a row of the decoder.
 fn check_unit(folder: &Path, processing: &Processing, vision: &VisionArch) -> Result<()> {
     let own = vision.encoder.patch_size * vision.connector.side();
     let unit = match processing.size {
@@ -274,7 +274,7 @@ fn check_unit(folder: &Path, processing: &Processing, vision: &VisionArch) -> Re
     }
 }
 
-/// The size that pictures get: that of the processor, within the bounds of the configuration.
+/// The size that images are resized to: that of the image processor, within `vision.min_pixels` and `vision.max_pixels`.
 fn size(config: &Config, processing: &Processing) -> Result<Size> {
     let (min, max) = (config.vision.min_pixels, config.vision.max_pixels);
     let Size::Pixels { least, most, merge, patch } = processing.size else {
@@ -288,7 +288,7 @@ fn size(config: &Config, processing: &Processing) -> Result<Size> {
         };
     };
     let (least, most) = (min.map_or(least, |pixels| pixels as u64), max.map_or(most, |pixels| pixels as u64));
-    // One bound alone moves the other one out of its way.
+    // If one configured bound passes the processor's other bound, it moves that bound along.
     let (least, most) = if min.is_some() { (least, most.max(least)) } else { (least.min(most), most) };
     Ok(Size::Pixels { least, most, merge, patch })
 }
@@ -304,7 +304,7 @@ pub(crate) fn image_dir(config: &Config) -> PathBuf {
 /// What is trained of encoder and connector.
 fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
     let tuning = &config.tuning;
-    // There may be none, or nothing in it that can be trained.
+    // The model may have no connector, or none with tensors that can be trained.
     let trainable = vision.connectors().any(|connector| !connector.trainable_tensors().is_empty());
     let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored) && trainable;
     VisionTraining {
@@ -317,7 +317,7 @@ fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
     }
 }
 
-/// Refuses blocks and modules that the encoder does not have, and that nothing at all is trained.
+/// Refuses settings that name blocks or modules the encoder does not have, and settings that train nothing at all.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`].
@@ -342,7 +342,7 @@ fn check_training(vision: &VisionArch) -> Result<()> {
     Ok(())
 }
 
-/// Encoder and connector of a pair.
+/// Opens the image encoder that `vision.encoder` names and pairs it with the model.
 ///
 /// # Errors
 /// As [`Sight::open`].
@@ -352,7 +352,7 @@ pub fn of_pair(config: &Config, seer: Seer<'_>, downloads: &dyn DownloadProgress
     paired(config, name, seer, Part::Whole, downloads).map(|(_, vision)| vision)
 }
 
-/// The encoder's folder, and its pair with the model.
+/// Downloads `part` of the image encoder `name` and pairs it with the model. Returns the encoder's folder and the pair.
 fn paired(
     config: &Config,
     name: &str,

@@ -17,7 +17,7 @@ use tunesmith_plan::{grouped, human_bytes};
 
 /// The smallest speed-up that counts; less is noise.
 const MIN_SPEEDUP: f64 = 1.02;
-/// Random micro-batches of 8 rows to estimate a speed; fewer of larger ones, more of smaller ones.
+/// Number of random micro-batches to estimate a speed from, if each has 8 rows. Larger ones need fewer, smaller ones more.
 const DRAWS: usize = 64;
 
 /// The chosen sizes with the measurements behind them.

@@ -90,7 +90,8 @@ pub struct PassMeasurer<'a> {
     rows: Vec<(u32, u32)>,
     /// Bytes that the run allocates later, in addition to any pass.
     later: u64,
-    /// Lowers the budget by `later` and the margin for the lifetime of the measurer; set on one rank of each process.
+    /// Lowers the memory budget of the process by `later` and the margin until the measurer is dropped. Only one rank of each
+    /// process holds it.
     _scope: Option<Budget>,
     /// The whole budget, in bytes.
     whole: u64,

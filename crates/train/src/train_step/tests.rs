@@ -1,4 +1,5 @@
-//! A run whose results come one step late writes the same lines and files as one whose results are there at once.
+//! Tests that a run whose step results arrive one step late writes the same lines and files as one whose results are there at
+//! once.
 use crate::options::Options;
 use crate::run::run;
 use crate::signals::Stop;
