@@ -43,8 +43,8 @@ pub struct Sharing {
     pub compares: Option<u64>,
     rank: usize,
     plan: ParallelPlan,
-    /// The gradients of the step so far, where they are reduced after every pass or kept in bfloat16. Otherwise they are
-    /// in the gradient buffer of [`Params`].
+    /// The gradients of the step so far, if they are reduced after every pass or kept in bfloat16. Otherwise they are in the
+    /// gradient buffer of [`Params`], and this is empty.
     sums: GradSums,
     exchange: PartitionedCollectives,
 }
@@ -56,7 +56,8 @@ pub struct Walked {
     pub failed: Option<(usize, Error)>,
 }
 
-/// Forward and backward pass of one micro-batch. Adds its gradients, and adds its loss to the model's totals.
+/// Runs the forward and backward pass of one micro-batch, and adds its gradients to the [`Grads`] and its loss to the model's
+/// totals.
 type Walk<'a> = dyn FnMut(&mut Model, &Batch, &mut Grads<'_>) -> Result<()> + 'a;
 
 impl Sharing {
@@ -66,7 +67,7 @@ impl Sharing {
         Self::new(&ParallelPlan::ddp(world.size), partition, world.rank)
     }
 
-    /// Rank `rank` of `partition`, under `plan`.
+    /// The part of rank `rank` in a run with this plan, whose values `partition` divides among the ranks.
     pub fn new(plan: &ParallelPlan, partition: Partition, rank: usize) -> Self {
         let bf16 = plan.grad_dtype == GradDtype::Bfloat16;
         let sums = if bf16 { GradSums::Bf16(Array::default()) } else { GradSums::default() };
@@ -74,12 +75,12 @@ impl Sharing {
         Self { partition, timeline: None, compares: None, rank, plan: *plan, sums, exchange }
     }
 
-    /// Whether this rank keeps the optimizer's state of the values that it owns alone.
+    /// Whether the optimizer's state is sharded: this rank keeps it only for the values that it owns.
     pub const fn shares_state(&self) -> bool {
         self.plan.shards_optimizer()
     }
 
-    /// Whether this rank keeps the values that it owns alone.
+    /// Whether the trained values are sharded: this rank keeps only those that it owns.
     pub const fn shares_values(&self) -> bool {
         self.plan.shards_values()
     }
@@ -93,7 +94,7 @@ impl Sharing {
         self.partition.segments().checked_sub(1).map_or(0, |last| self.partition.segment(last).end)
     }
 
-    /// Whether `sums` holds the gradients of the values that this rank owns alone, end to end. Otherwise bfloat16 sums hold
+    /// Whether `sums` holds only the gradients of the values that this rank owns, end to end. Otherwise bfloat16 sums hold
     /// all gradients, and float32 sums are not used.
     const fn packs(&self) -> bool {
         self.plan.reduce_every_pass && (self.shares_state() || !self.sums.is_narrow())
@@ -172,7 +173,7 @@ impl Sharing {
     }
 
     /// One pass whose gradients are reduced segment by segment. With `whole` they are in this buffer. Otherwise each segment
-    /// has a buffer of its own, which is then added to `sums`. The outer error is that of the ranks, the inner that of
+    /// has a buffer of its own, which is then added to `sums`. The outer error comes from the collectives, the inner one from
     /// `walk`.
     fn round(
         &mut self,
@@ -184,12 +185,12 @@ impl Sharing {
     ) -> Result<Result<()>> {
         let timeline = self.timeline.take();
         let device = model.params.values().device();
-        // Backward waits for the thread where segments have buffers of their own, so that there are at most two of them.
-        // Otherwise it never waits: there is a place for every segment, one for the rest, and one for the end.
+        // If segments have buffers of their own, the backward pass waits for the thread, so that at most two of them exist.
+        // Otherwise it never waits: the channel has a place for every segment, one for the rest, and one for the end.
         let waiting = if whole.is_some() { self.partition.segments() + 2 } else { 0 };
         let (sender, receiver) = sync_channel(waiting);
         let (back, spare) = channel();
-        // With a queue of its own the reducer takes gradients at once, whatever is under way.
+        // A reducer with a GPU queue of its own takes gradients at once, even while the GPU still works on earlier ones.
         let in_turn = comm.on_device().is_some_and(|engine| takes(engine, device));
         let (packs, shares_state) = (self.packs(), self.shares_state());
         let reducer = Reducer {
@@ -233,10 +234,10 @@ impl Sharing {
             };
             drop(sender);
             let Reduced { done, there, left } = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // What comes next reads the sums, and may take the memory of what is left.
+            // What follows reads the sums, and may reuse the memory of the buffers that are left.
             there.wait();
             drop(left);
-            // An error of the thread is the cause of one in sending to it.
+            // If the thread failed, sending to it failed too. The thread's error is the cause.
             done.and(sent).map(|()| walked)
         });
         self.timeline = timeline;
@@ -266,9 +267,9 @@ impl Sharing {
         Ok(all[0].sqrt())
     }
 
-    /// The norm, and the update's factor that follows from it, computed on a GPU while the host continues. `most` and
-    /// `scale` are those of [`Limits`]. None if several ranks have parts of the norm, or if the update accepts no such
-    /// factor.
+    /// The norm of the gradient and the clipping factor that follows from it, computed on a GPU while the host continues.
+    /// `most` is the maximum norm and `scale` the loss scale, as in [`Limits`]. Returns `None` if several ranks have parts of
+    /// the norm, if the model is not on a GPU, or if the optimizer cannot take a factor that the host does not know.
     pub fn verdict(&self, model: &Model, optimizer: &Optimizer, most: f64, scale: f64) -> Option<Verdict> {
         let totals = model.totals.on_gpu()?;
         if self.partition.ranks() > 1 || self.packs() || !optimizer.takes_found_factor() {

@@ -1,5 +1,5 @@
-//! Sharded weights, as in FSDP: which rank keeps which part of a segment, and the all-gather of a segment
-//! (`docs/distributed.md`).
+//! Sharded weights, as in FSDP: says which rank keeps which part of a segment, and gathers a segment from all ranks when a
+//! pass needs it (`docs/distributed.md`).
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -50,7 +50,7 @@ impl Gatherer {
     }
 }
 
-/// All-gathers each kind of numbers.
+/// All-gathers each kind of numbers of a segment: floats, 16-bit numbers, quantized codes, their scales, and trained values.
 fn fill(comm: &dyn Collectives, numbers: &mut Flat) -> Result<()> {
     comm.all_gather_numbers(numbers.floats.view_mut())?;
     comm.all_gather_numbers(numbers.halves.view_mut())?;
@@ -62,8 +62,8 @@ fn fill(comm: &dyn Collectives, numbers: &mut Flat) -> Result<()> {
     Ok(())
 }
 
-/// Completes `numbers`, of which this rank's part is ready from the mark `ready` on. If the engine works on GPU memory,
-/// they are complete from [`Flat::arrived`] on, and the GPU computes meanwhile.
+/// Gathers the parts of `numbers` that other ranks keep. This rank's part is ready from the mark `ready` on. If the engine
+/// works on GPU memory, all of them are there from [`Flat::arrived`] on, and the GPU computes meanwhile.
 fn complete(comm: &dyn Collectives, mut numbers: Flat, ready: &Mark) -> Result<Flat> {
     let device = numbers.floats.device();
     let copied = std::mem::take(&mut numbers.copied);

@@ -32,7 +32,7 @@ pub struct Gathered<'a> {
 /// The parts of a tensor that this rank has: the range of each in the tensor's flat numbers, and these numbers.
 type Own<'a> = Vec<(Range<usize>, Part<'a>)>;
 
-/// A part of a tensor of the optimizer's state, or of a trained one.
+/// A part of a tensor: float32 values of the optimizer's state or of a trained tensor, or 8-bit codes of the state.
 enum Part<'a> {
     Floats(Floats<'a>),
     Bytes(Slice<'a, u8>),
@@ -52,7 +52,8 @@ impl Part<'_> {
 }
 
 impl<'a> Gathered<'a> {
-    /// For a run between two steps. `specs` are the trained tensors, `trained` the values that this rank keeps of them.
+    /// Prepares to gather the state of a run between two steps. `specs` are the trained tensors. `trained` are the values that
+    /// this rank keeps of them; `None` if the file does not contain them.
     pub fn new(
         comm: &'a dyn Collectives,
         sharing: &'a Sharing,

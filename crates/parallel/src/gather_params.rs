@@ -15,7 +15,7 @@ use tunesmith_optim::Optimizer;
 /// Rank 0 sends this instead of a tensor's index when it needs no more.
 const END: u64 = u64::MAX;
 
-/// Sharded values, gathered on demand.
+/// Sharded trained values, which rank 0 gathers tensor by tensor while the other ranks serve it ([`Fetch::follow`]).
 pub struct Fetch<'a> {
     gathered: Gathered<'a>,
     comm: &'a dyn Collectives,
@@ -24,7 +24,7 @@ pub struct Fetch<'a> {
 }
 
 impl<'a> Fetch<'a> {
-    /// `values` are the trained values that this rank keeps, end to end.
+    /// Every rank makes one. `values` are the trained values that this rank keeps, end to end; `specs` are all trained tensors.
     pub fn new(
         comm: &'a dyn Collectives,
         sharing: &'a Sharing,
@@ -36,6 +36,7 @@ impl<'a> Fetch<'a> {
         Self { gathered, comm, specs, ended: Cell::new(false) }
     }
 
+    /// Gathers the trained tensor number `index` and writes its values. All ranks call it together.
     fn tensor(&self, index: usize, writer: &mut dyn io::Write) -> Result<()> {
         let Some(spec) = self.specs.get(index) else {
             return Err(Error::peer(format!("rank 0 asks for tensor {index} of {}", self.specs.len()))
@@ -58,7 +59,8 @@ impl<'a> Fetch<'a> {
         Ok(values)
     }
 
-    /// All values, in the order of the flat buffer. Rank 0 calls it as [`Fetch::values`]; it also calls [`Fetch::end`].
+    /// All values, in the order of the flat buffer. Rank 0 calls it while the others are in [`Fetch::follow`], and lets them
+    /// return ([`Fetch::end`]).
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`].

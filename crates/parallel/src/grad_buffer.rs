@@ -45,8 +45,8 @@ impl GradSums {
         }
     }
 
-    /// The gradients of a pass, which are added to these sums segment by segment; [`Grads::finish`] adds the last. `spare` is
-    /// a buffer to reuse for a segment of its size, on the device of the gradients.
+    /// Collects the gradients of a pass and adds them to these sums segment by segment; [`Grads::finish`] adds the last one.
+    /// `spare` is a buffer on the device of the gradients, which a segment of its size reuses.
     pub fn grads<'g>(&'g mut self, spare: &'g mut FloatBuffer) -> Grads<'g> {
         Grads::by_segment(Box::new(Folder { sums: self, spare }))
     }
@@ -101,7 +101,7 @@ pub fn zeros(spare: FloatBuffer, length: usize) -> FloatBuffer {
     buffer
 }
 
-/// Adds the buffer of each segment to the sums.
+/// Adds the gradients of each segment to the sums as soon as the backward pass has left it.
 struct Folder<'g> {
     sums: &'g mut GradSums,
     spare: &'g mut FloatBuffer,

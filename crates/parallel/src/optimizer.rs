@@ -23,8 +23,8 @@ pub fn tensors(specs: &[ParamSpec]) -> Vec<(String, Vec<usize>)> {
     specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect()
 }
 
-/// The optimizer of this rank before its first step, and what it shares with the other ranks. The tensors get their
-/// learning rates.
+/// The optimizer of this rank before its first step, with a learning rate for each tensor, and how this rank shares values,
+/// gradients, and state with the others.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: a trained tensor is missing from the plan.

@@ -27,7 +27,7 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    /// The buffer, for later work of this thread's queue.
+    /// The buffer, for work that this thread enqueues from now on.
     fn take(mut self) -> FloatBuffer {
         self.free.wait();
         self.buffer.take().unwrap_or_default()
@@ -37,7 +37,7 @@ impl Spare {
 impl Drop for Spare {
     fn drop(&mut self) {
         if self.buffer.is_some() {
-            // A GPU that fails fails for the next who uses it, too.
+            // The error can be ignored: a GPU that fails here also fails for the next caller.
             let _ = memory::guarded(|| {
                 self.free.wait();
                 Ok(())
@@ -48,11 +48,11 @@ impl Drop for Spare {
 
 /// The result of the reducer.
 pub(super) struct Reduced {
-    /// Those of the collectives.
+    /// The error of a collective, if one failed.
     pub(super) done: Result<()>,
     /// The mark from which on the sums are complete.
     pub(super) there: Mark,
-    /// Unneeded buffers, to be freed after that.
+    /// Buffers that are not needed any more. They may be freed once the mark is reached.
     pub(super) left: Vec<FloatBuffer>,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct GradientSender<'g> {
     /// Whether segments alternate between two buffers, because their sums are enqueued at once and overlap the
     /// computation.
     pub(super) in_turn: bool,
-    /// How many buffers the reducer has.
+    /// How many segment buffers the reducer holds.
     pub(super) sent: usize,
     /// The device of the gradients.
     pub(super) device: Device,
@@ -91,7 +91,7 @@ impl<'g> Collector<'g> for GradientSender<'g> {
         let spare = match (self.in_turn, self.sent) {
             (false, _) => self.spare.try_recv().ok(),
             (true, 0 | 1) => None,
-            // The older one; not for long, for the reducer waits where segments do not come in their order.
+            // Takes the older of the two. It does not wait for long, because a reducer whose segments come out of order waits too.
             (true, _) => self.spare.recv_timeout(Duration::from_secs(1)).ok(),
         };
         self.sent -= usize::from(spare.is_some());
@@ -113,7 +113,7 @@ impl<'g> Collector<'g> for GradientSender<'g> {
     }
 }
 
-/// Whether the engine works on that device's memory.
+/// Whether the engine communicates directly from the memory of `device`, without a copy in main memory.
 pub(super) fn takes(engine: &dyn OnDevice, device: Device) -> bool {
     device == Device::Cuda(engine.queue().ordinal())
 }
@@ -136,15 +136,15 @@ pub(super) struct Reducer<'r, 'g> {
     /// The device of the gradients.
     pub(super) device: Device,
     pub(super) timeline: Option<&'r Timeline>,
-    /// The segments from here on are summed, or are in `group`.
+    /// Segments with this number and higher are summed already, or are in `group`.
     pub(super) next: usize,
-    /// By segment: gradients that came before their turn.
+    /// For each segment, its gradients if they came before their turn.
     pub(super) waiting: Vec<Option<Buffer<'g>>>,
     /// The segments of the next reduction, from the last to the first.
     pub(super) group: Vec<(usize, Buffer<'g>)>,
-    /// Buffers for the pass to use again.
+    /// Returns segment buffers to the backward pass, which uses them again.
     pub(super) back: Sender<Spare>,
-    /// Those that it does not use again.
+    /// Buffers that the backward pass does not use again.
     pub(super) left: Vec<FloatBuffer>,
 }
 
@@ -185,7 +185,7 @@ impl<'g> Reducer<'_, 'g> {
         Ok(())
     }
 
-    /// Splits a buffer into its segments.
+    /// Puts the segments of a buffer, which begins at `start` of the flat buffer, into `waiting`.
     fn split(&mut self, start: usize, buffer: Buffer<'g>) {
         match buffer {
             Buffer::Borrowed(mut values) => {
@@ -210,7 +210,8 @@ impl<'g> Reducer<'_, 'g> {
         }
     }
 
-    /// Sums the segments that are there, in order; at the end of the pass all of them.
+    /// Sums the segments whose turn it is. With `ends` the pass is over, so that segments without gradients count as zero and
+    /// all are summed.
     fn advance(&mut self, ends: bool) -> Result<()> {
         while let Some(index) = self.next.checked_sub(1) {
             let length = self.partition.segment(index).len();
@@ -224,7 +225,7 @@ impl<'g> Reducer<'_, 'g> {
                 self.group.push((index, buffer));
             }
             let values: usize = self.group.iter().map(|(index, _)| self.partition.segment(*index).len()).sum();
-            // A buffer of one segment goes back as soon as possible.
+            // A segment's own buffer is summed alone, so that it goes back as soon as possible.
             if self.sums.is_some() || values * size_of::<f32>() >= self.comm.limits().bucket {
                 self.sum_group()?;
             }

@@ -16,7 +16,7 @@ pub(crate) fn compare_replicas(comm: &dyn Collectives, values: Floats<'_>, step:
     }
     let hashes = comm.collect(&[hash(bytes::of(&values.to_host()))])?;
     let count = |one: u64| hashes.iter().filter(|&&other| other == one).count();
-    // The first of those that most ranks have.
+    // The hash that most ranks have; of several, the one that comes first in the order of ranks.
     let right = hashes.iter().rev().copied().max_by_key(|&one| count(one)).unwrap_or_default();
     let odd: Vec<usize> = (0..hashes.len()).filter(|&rank| hashes[rank] != right).collect();
     if odd.is_empty() {

@@ -2,7 +2,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The work of two threads in a step: passes and update on one, collectives on the other.
+/// Records when the two threads of a rank work in a step: passes and update on one, collectives on the other.
 #[derive(Debug)]
 pub struct Timeline {
     began: Instant,
@@ -17,6 +17,7 @@ struct Span {
     to: Duration,
 }
 
+/// Characters of a bar.
 const WIDTH: usize = 48;
 
 impl Default for Timeline {

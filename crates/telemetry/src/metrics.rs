@@ -50,13 +50,14 @@ pub struct EvalLine {
     pub epoch: f64,
     /// Mean loss over the label tokens of the validation split; null if it was not finite.
     pub eval_loss: Option<f64>,
-    /// Label tokens of the validation split.
+    /// Label tokens of the validation split; in a classification or regression, its rows.
     pub eval_label_tokens: u64,
     /// Rows of the validation split.
     pub eval_rows: u64,
     /// Wall time of the evaluation in seconds.
     pub eval_seconds: f64,
-    /// Scores by name: of generations, with `train.predict_with_generate`, or of a task other than `causal_lm`.
+    /// Scores by name: `perplexity` and `byte_perplexity` of a language model, those of its generations with
+    /// `train.predict_with_generate`, or those of a classification or regression.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub eval_scores: BTreeMap<String, f64>,
     /// For classification: rows by label and predicted label, `[label][found]`.
@@ -107,7 +108,7 @@ impl MetricsWriter {
             MetricsLine::Step(line) => line.step <= step,
             MetricsLine::Eval(line) => line.step <= evaluated,
         };
-        // As they are: a number that is read and written again may differ in its last place.
+        // Keeps the text of each line: a number that is parsed and written again may differ in its last digit.
         let mut kept = Vec::new();
         for (_, text) in lines(path)?.into_iter().filter(|(line, _)| known(line)) {
             kept.extend_from_slice(&text);
@@ -137,7 +138,8 @@ impl MetricsWriter {
         written.map_err(|source| Error::io("append to", &self.path, &source))
     }
 
-    /// Makes the lines survive a loss of power. So a durable checkpoint never has fewer lines than steps.
+    /// Syncs the lines to the disk, so that they survive a loss of power. A checkpoint calls this first, so that the file never
+    /// has fewer steps than a durable checkpoint.
     ///
     /// # Errors
     /// The disk.
@@ -173,7 +175,7 @@ pub fn read(path: &Path) -> Result<Vec<MetricsLine>> {
     Ok(lines(path)?.into_iter().map(|(line, _)| line).collect())
 }
 
-/// As above, with their texts.
+/// As [`read`], with the text of each line.
 fn lines(path: &Path) -> Result<Vec<(MetricsLine, Vec<u8>)>> {
     let file = match files::open_own(path) {
         Ok(file) => file,

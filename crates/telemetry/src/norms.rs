@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use tunesmith_model::params::Params;
 
-/// For each kind of trained tensor a tag (`weight_norm/lora_A`, `weight_norm/embed_tokens`) and the Euclidean norm of
-/// each such tensor, in model order.
+/// The L2 norms of the trained tensors, by kind. The key is a tag for TensorBoard, such as `weight_norm/lora_A`; the values
+/// are the norms of all tensors of that kind, in model order.
 pub fn by_kind(params: &Params) -> BTreeMap<String, Vec<f64>> {
     let values = params.values();
     let mut norms: BTreeMap<String, Vec<f64>> = BTreeMap::new();

@@ -26,7 +26,7 @@ pub enum Event<'a> {
         batches: &'a Batches,
         /// The learning rate at its turning points.
         rates: &'a [Rate],
-        /// How they were scaled to the rows of a step, if at all.
+        /// How `train.lr_scaling` has scaled the rates to the rows of a step, in words; `None` without it.
         scaled: Option<&'a str>,
         /// The step from which the run continues; 0 for a new run.
         resumed_at: u64,
@@ -35,11 +35,11 @@ pub enum Event<'a> {
     Started,
     /// An optimizer step is done.
     Step {
-        /// The numbers, as `metrics.jsonl` has them.
+        /// The numbers that `metrics.jsonl` gets.
         line: &'a StepLine,
         /// Speed and time left, over the last steps.
         pace: &'a Throughput,
-        /// Loss or gradients were not finite: nothing was updated.
+        /// Whether nothing was updated, because the loss or the gradients were not finite.
         skipped: bool,
     },
     /// An evaluation on the validation split begins.
@@ -49,9 +49,9 @@ pub enum Event<'a> {
     },
     /// An evaluation on the validation split is done.
     Eval {
-        /// The numbers, as `metrics.jsonl` has them.
+        /// The numbers that `metrics.jsonl` gets.
         line: &'a EvalLine,
-        /// The lowest loss so far.
+        /// Whether this is the best evaluation so far, by `train.metric_for_best_model`.
         best: bool,
     },
     /// The checkpoint in this folder is synced to disk.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tunesmith_config::{Config, Setting, Source, foreign};
 
-/// The same as a Markdown table, for TensorBoard's text page.
+/// The settings with their sources as a Markdown table, for TensorBoard's text page.
 pub fn settings_table(settings: &[Setting]) -> String {
     let mut text = String::from("| key | value | source |\n|---|---|---|\n");
     for setting in settings {

@@ -133,7 +133,7 @@ impl Histogram {
         let values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
         let min = values.iter().copied().reduce(f64::min)?;
         let max = values.iter().copied().reduce(f64::max)?;
-        // One value alone still needs a bucket of some width.
+        // Even if all values are equal, a bucket needs some width.
         let width = ((max - min) / BUCKETS as f64).max(f64::MIN_POSITIVE).max(min.abs() * 1e-9);
         let limits = (1..=BUCKETS).map(|bucket| min + width * bucket as f64).collect();
         let mut counts = vec![0.0; BUCKETS];

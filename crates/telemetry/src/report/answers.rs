@@ -48,9 +48,9 @@ pub struct Page<'a> {
     pub title: &'a str,
     /// One model, or two to compare.
     pub asked: &'a [Asked],
-    /// Second minus first, if there are two.
+    /// Second model minus first, if there are two.
     pub differences: &'a [Difference],
-    /// Pictures of them, as HTML.
+    /// Confusion matrices, as HTML.
     pub pictures: &'a [String],
     /// The number of held-out rows.
     pub count: usize,
@@ -128,7 +128,7 @@ fn scores(out: &mut String, asked: &[Asked], differences: &[Difference]) {
         if let Some(difference) = differences.iter().find(|difference| difference.name == score.name) {
             let by = difference.second - difference.first;
             let better = if greater_is_better(&score.name) { by > 0.0 } else { by < 0.0 };
-            // Only what is no accident of the rows has a colour.
+            // A difference has a colour only if its confidence interval does not contain 0.
             let sure = difference.interval.is_some_and(|(low, high)| low > 0.0 || high < 0.0);
             let class = match (sure, better) {
                 (false, _) => "number",
@@ -195,7 +195,7 @@ fn marked(text: &str, reference: &str) -> String {
     let wanted: Vec<&str> = pieces(reference).into_iter().map(str::trim_end).take(WORDS).collect();
     let rows = words.len().min(WORDS);
     let columns = wanted.len();
-    // From the end, so that the walk below goes forward.
+    // Filled from the end, so that the walk below can go forward.
     let mut table = vec![0u16; (rows + 1) * (columns + 1)];
     for row in (0..rows).rev() {
         for column in (0..columns).rev() {

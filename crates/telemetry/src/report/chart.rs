@@ -291,7 +291,7 @@ mod tests {
         assert!((at_60 - last) / (end - last) > 0.3, "{at_60} {last} {end}");
         let svg = lines("Loss", &[series(falling())], ChartMarks::Wide);
         assert!(svg.contains("points above the axis, up to 11"), "{svg}");
-        // What falls evenly is shown whole, and so are few points.
+        // A curve that falls evenly is shown whole, and so is one of few points.
         let even: Vec<_> = (0..500).map(|step| (f64::from(step), 5.0 - f64::from(step) / 100.0)).collect();
         assert_eq!(top(&[series(even)]), None);
         assert_eq!(top(&[series(falling()[..12].to_vec())]), None);

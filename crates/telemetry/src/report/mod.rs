@@ -26,7 +26,7 @@ const SAMPLES_OPEN: usize = 8;
 pub enum RunOutcome {
     /// Every planned step was done.
     Completed,
-    /// The evaluation loss no longer fell.
+    /// Early stopping: the metric of the best checkpoint did not improve for `train.early_stopping_patience` evaluations.
     StoppedEarly,
 }
 
@@ -105,7 +105,7 @@ pub struct RunReport {
     pub cards: Vec<(String, String, String)>,
     /// The lines of `metrics.jsonl`, for the curves.
     pub lines: Vec<MetricsLine>,
-    /// Counts of the data set.
+    /// Facts about the data, such as row and token counts: label and text.
     pub data: Vec<(String, String)>,
     /// Tokens of each training row.
     pub lengths: Vec<usize>,
@@ -113,7 +113,7 @@ pub struct RunReport {
     pub samples: Vec<Sample>,
     /// For classification, the confusion matrix.
     pub confusion: Option<Confusion>,
-    /// The batch maths and learning-rate table.
+    /// How rows become steps and epochs, and the learning rate at its turning points: label and text.
     pub plan: Vec<(String, String)>,
     /// Every configuration key, including defaults.
     pub settings: Vec<SettingRow>,
@@ -204,7 +204,7 @@ fn curves(page: &mut String, lines: &[MetricsLine]) {
         ChartMarks::Wide,
     );
     let single = |title, points| chart::lines(title, &[line(title, "smooth", points)], ChartMarks::Small);
-    // Of a classification.
+    // Only a classification has accuracies.
     let accuracies = of_steps(|line| line.accuracy);
     let evaluated: Vec<_> = lines
         .iter()
@@ -293,7 +293,7 @@ fn text(text: &str) -> String {
     }
 }
 
-/// The question; the rest of the prompt unfolds.
+/// The user's question, and the whole prompt in a part that unfolds.
 fn question(question: &str, prompt: &str) -> String {
     if question.trim() == prompt.trim() {
         return text(question);
