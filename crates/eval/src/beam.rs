@@ -44,17 +44,17 @@ struct Finished {
 /// Added to a score to rule a candidate out, as in Transformers.
 const OUT: f32 = -1.0e9;
 
-/// What ends and scores the candidates of a search.
+/// What ends an answer in a search, and how candidates are scored.
 pub(crate) struct Rules<'a> {
-    /// Whether an answer ends with this token; it stays in the candidate.
+    /// Whether an answer ends with these tokens. The last one stays in the candidate.
     pub stops: &'a mut dyn FnMut(&[u32]) -> bool,
     /// The most tokens of an answer.
     pub max_new: usize,
-    /// What changes log-probabilities before they are compared.
+    /// The rules that change log-probabilities before candidates are compared.
     pub processors: Processors<'a>,
 }
 
-/// The beams of one text, in the order of their caches.
+/// A beam search over one text: its running beams in the order of their caches, and its finished answers.
 #[derive(Debug)]
 pub(crate) struct Search {
     how: Beams,
@@ -64,15 +64,15 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// Starts with one empty beam, that of the prompt.
+    /// Starts with one empty beam, which continues the prompt.
     pub fn new(how: Beams) -> Self {
         let empty = Finished { tokens: Vec::new(), score: OUT, done: false };
         let running = vec![Running { tokens: Vec::new(), score: 0.0 }];
         Self { how, running, finished: vec![empty; how.count], improvable: true }
     }
 
-    /// Advances every beam by one token, by the logits from row `first` on. Reorders `caches` to the new beams. Returns the
-    /// tokens to feed next, or `None` when the search is over.
+    /// Advances every beam by one token. The beams' logits begin at row `first`. Reorders `caches` to match the new beams.
+    /// Returns the tokens to feed next, one per beam, or `None` when the search is over.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Numeric`]: a beam's scores are not finite.

@@ -20,7 +20,7 @@ const PROMPTS: usize = 64;
 pub struct EvalSplit<'a> {
     /// Sections `gen`, `eval` and `train` say how to answer and what to measure.
     pub config: &'a Config,
-    /// Source of the tokenizer and the chat template.
+    /// The data set, which has the tokenizer and the chat template.
     pub dataset: &'a Dataset,
     /// One of the data set's splits.
     pub split: &'a Split,
@@ -80,7 +80,7 @@ impl EvalSplit<'_> {
         Ok(metrics)
     }
 
-    /// The likelihood of a row's labels.
+    /// How probable the model finds the labels of a row, as sums over its label tokens.
     fn likelihood(&self, model: &Model, index: usize) -> Result<Likelihood> {
         let batch = self.split.batch([index])?;
         let scored = model.token_scores(&batch)?;

@@ -11,11 +11,12 @@ use tunesmith_base::error::{Kind, Result};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_model::{Drafted, Logits, Model, TextCache};
 
-/// Tokens of all texts in a pass with guesses, unless there are more texts: a panel of the matrix products, whose tokens cost little more
-/// than one.
+/// Maximum tokens, over all texts, of a pass that checks guesses, unless there are more texts. The matrix products compute
+/// panels of this many tokens, which cost little more than one token.
 const PANEL: usize = 16;
 
-/// Tokens of one text in a pass with guesses: so few that recurrences go token by token, and the answer keeps its bits.
+/// Maximum tokens of one text in a pass that checks guesses. With so few, recurrent layers still go token by token, so the
+/// answer keeps its bits.
 const SHORT: usize = PANEL - 1;
 
 /// A text that is being answered, with its caches and the tokens to feed next.
@@ -29,7 +30,7 @@ struct Work<'a> {
     search: Option<Search>,
     /// The number of guesses at the end of the tokens to feed.
     drafted: usize,
-    /// The cache before them, if it cannot be rewound.
+    /// A copy of the cache from before the guesses, if the cache cannot be rewound.
     before: Option<TextCache>,
 }
 
@@ -63,7 +64,8 @@ pub fn generate_with_images(
     generate_from(model, prompts, images, settings, None, watcher)
 }
 
-/// As [`generate`]. `memory` is the cache of the first prompt's beginning, and receives the cache of its text at the end.
+/// As [`generate_with_images`]. `memory` is a cache that holds the beginning of the first prompt. At the end it receives the
+/// cache of that prompt and its answer.
 pub(super) fn generate_from(
     model: &Model,
     prompts: &[Vec<u32>],
@@ -175,7 +177,7 @@ pub(super) fn generate_from(
     Ok(Some(answers.into_iter().flatten().collect()))
 }
 
-/// The reason if a text has no room for another token.
+/// Why a text must end if it has no room for another token; `None` if it has room.
 fn full(prompt: &[u32], tokens: &[u32], settings: &Settings) -> Option<End> {
     if tokens.len() >= settings.max_new_tokens {
         Some(End::Length)
@@ -184,12 +186,14 @@ fn full(prompt: &[u32], tokens: &[u32], settings: &Settings) -> Option<End> {
     }
 }
 
+/// Whether a text continues after a pass, ends, or ends the whole generation.
 enum Taken {
     Goes,
     Ends(End),
     EndsAll,
 }
 
+/// Chooses tokens greedily or by sampling from the logits of one pass.
 struct Chooser<'a> {
     settings: &'a Settings,
     logits: &'a Logits,
@@ -198,7 +202,7 @@ struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
-    /// The next token of an answer by these logits.
+    /// The next token of the answer `tokens` to text number `text`, from the logits in row `row`.
     ///
     /// # Errors
     /// [`Kind::Numeric`]: the logits are not finite.
@@ -249,7 +253,7 @@ impl<'a> Work<'a> {
         self.next.iter().map(Vec::len).sum()
     }
 
-    /// Drops the caches: all tokens are to be fed again.
+    /// Drops the caches to free memory. All tokens of the text must then be fed again.
     fn give_up(&mut self) {
         self.next = self.caches.iter_mut().map(TextCache::give_up).collect();
         // Guesses were fed last.
@@ -257,8 +261,8 @@ impl<'a> Work<'a> {
         (self.drafted, self.before) = (0, None);
     }
 
-    /// Guesses up to `most` tokens after those to feed next, one fewer than the answer has room for, because the pass
-    /// itself yields one more.
+    /// Appends up to `most` guessed tokens to those to feed next. Leaves room for one more token in the answer, because the
+    /// pass itself yields one.
     fn draft(&mut self, model: &Model, lookup: PromptLookup, most: usize, settings: &Settings) {
         // Before the first token it is not known what to look for.
         let ([cache], [next], false) = (&self.caches[..], &mut self.next[..], self.tokens.is_empty()) else { return };
@@ -273,8 +277,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Discards all guesses after the first `right` ones. Returns the tokens before the next one that the cache no
-    /// longer holds.
+    /// Keeps the first `right` guesses and discards the others. Returns the tokens that the cache no longer holds and that must
+    /// be fed again before the next one.
     fn settle(&mut self, right: usize) -> Vec<u32> {
         let wrong = std::mem::take(&mut self.drafted) - right;
         let before = self.before.take();
@@ -288,7 +292,8 @@ impl<'a> Work<'a> {
         read
     }
 
-    /// Chooses the next tokens by the logits from row `first` on: one, and one more for each correct guess.
+    /// Chooses the next tokens from the logits of this text, which begin at row `first`: one, and one more for each correct
+    /// guess.
     fn take(&mut self, chooser: &mut Chooser<'_>, first: usize, watcher: &mut dyn Watcher) -> Result<Taken> {
         if self.search.is_some() {
             return self.take_beams(chooser, first, watcher);

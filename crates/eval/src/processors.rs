@@ -2,26 +2,26 @@
 //! `RepetitionPenaltyLogitsProcessor`, `NoRepeatNGramLogitsProcessor`, and `MinNewTokensLengthLogitsProcessor`, in this order.
 use super::sample::penalise;
 
-/// The settings of these rules.
+/// The rules that change scores, with their settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Processors<'a> {
     /// Repetition penalty; 1 does nothing.
     pub repetition_penalty: f32,
-    /// The tokens of a sequence that may not occur twice; 0 does nothing.
+    /// No sequence of this many tokens may occur twice in prompt and answer; 0 does nothing.
     pub no_repeat_ngram_size: usize,
-    /// The fewest tokens of an answer that a stop id may end.
+    /// An answer with fewer tokens cannot be ended by a stop id.
     pub min_new_tokens: usize,
     /// Tokens that end an answer.
     pub stop_ids: &'a [u32],
 }
 
 impl Processors<'_> {
-    /// Whether they change the scores for the next token of an answer of so many tokens.
+    /// Whether any rule can change the scores for the next token of an answer that has `tokens` tokens.
     pub fn change(&self, tokens: usize) -> bool {
         self.repetition_penalty != 1.0 || self.no_repeat_ngram_size > 0 || tokens < self.min_new_tokens
     }
 
-    /// Changes the scores for the next token: one that may not come gets minus infinity.
+    /// Applies the rules to the scores for the next token. Tokens that may not come next get minus infinity.
     pub fn apply(&self, scores: &mut [f32], prompt: &[u32], answer: &[u32]) {
         penalise(scores, prompt.iter().chain(answer).copied(), self.repetition_penalty);
         let mut ban = |id: u32| {

@@ -9,7 +9,7 @@
 pub struct PromptLookup {
     /// The most tokens to guess at once (`prompt_lookup_num_tokens`).
     pub num_tokens: usize,
-    /// The number of last tokens to search for, then one fewer, down to one (`max_matching_ngram_size`).
+    /// How many of the last tokens to search for at first; then one fewer, down to one (`max_matching_ngram_size`).
     pub max_ngram: usize,
 }
 

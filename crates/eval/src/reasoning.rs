@@ -1,4 +1,4 @@
-//! Tells the reasoning of an answer from the answer, token by token.
+//! Splits the output of a reasoning model into its reasoning and its answer while tokens arrive.
 use tunesmith_base::error::Result;
 use tunesmith_data::{ReasoningForm, Tokenizer};
 
@@ -7,13 +7,13 @@ use super::stream::{TextStream, certain};
 /// Which part the next token belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Not known yet: what came may be the beginning of [`ReasoningForm::open`] or [`ReasoningForm::head`].
+    /// Not known yet: the text so far may be the beginning of [`ReasoningForm::open`] or [`ReasoningForm::head`].
     Start,
     Reasoning,
     Answer,
 }
 
-/// An answer while it grows, in two parts.
+/// A generated text while it grows, split into its reasoning and its answer.
 #[derive(Debug)]
 pub struct SplitAnswer<'a> {
     form: Option<&'a ReasoningForm>,
@@ -30,7 +30,7 @@ pub struct SplitAnswer<'a> {
 }
 
 impl<'a> SplitAnswer<'a> {
-    /// An answer of a template with this form; `None`: all of it is the answer.
+    /// Starts to split the output for a chat template that marks reasoning by `form`; with `None`, all of it is the answer.
     pub fn new(form: Option<&'a ReasoningForm>) -> Self {
         let part = match form {
             None => Part::Answer,
@@ -48,7 +48,7 @@ impl<'a> SplitAnswer<'a> {
         }
     }
 
-    /// The parts of a whole answer.
+    /// Splits a whole output at once.
     ///
     /// # Errors
     /// The tokenizer's decoder fails.
@@ -98,13 +98,14 @@ impl<'a> SplitAnswer<'a> {
         Ok(())
     }
 
-    /// All tokens so far are the answer.
+    /// Treats all tokens so far as the answer.
     fn no_reasoning(&mut self, tokenizer: &Tokenizer) -> Result<()> {
         self.part = Part::Answer;
         std::mem::take(&mut self.ids).into_iter().try_for_each(|id| self.answer.push(tokenizer, id).map(drop))
     }
 
-    /// Ends the answer: what looked like the beginning of reasoning was the answer, and reasoning may have no end.
+    /// Tells that no more tokens come. Text that only looked like the beginning of reasoning is then the answer, and reasoning
+    /// that is still open ends here.
     ///
     /// # Errors
     /// The tokenizer's decoder fails.

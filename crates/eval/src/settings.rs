@@ -6,6 +6,7 @@ use super::sample::Sampling;
 use tunesmith_config::{BeamStop, Config, GenerationConfig};
 use tunesmith_device::Device;
 
+/// The default of [`Settings::pass_tokens`].
 const PASS_TOKENS: usize = 4096;
 
 /// Texts side by side on the CPU: a panel of the matrix products has 16 tokens, which cost little more than one.
@@ -42,13 +43,13 @@ pub struct Settings {
     pub min_new_tokens: usize,
     /// How the next token is chosen.
     pub strategy: Strategy,
-    /// How the next tokens are guessed, to be read in one pass; none for one token at a time.
+    /// Prompt lookup decoding: how next tokens are guessed and checked in one pass. `None` generates one token at a time.
     pub lookup: Option<PromptLookup>,
     /// The number of the first text; with the seed it determines what is sampled.
     pub first_text: u64,
     /// The most tokens of several prompts in one forward pass. One prompt alone may be longer.
     pub pass_tokens: usize,
-    /// Texts, or beams, that are answered side by side; none for what suits the device.
+    /// Texts, or beams, that are answered side by side; `None` for the number that suits the device.
     pub batch_size: Option<usize>,
 }
 
@@ -75,7 +76,7 @@ impl Settings {
         self.batch_size.unwrap_or(if matches!(device, Device::Cuda(_)) { ON_GPU } else { ON_CPU })
     }
 
-    /// What changes scores before a token is chosen by them.
+    /// The rules that change scores before a token is chosen.
     pub fn processors(&self) -> Processors<'_> {
         Processors {
             repetition_penalty: self.repetition_penalty as f32,

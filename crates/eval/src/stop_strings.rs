@@ -17,7 +17,7 @@ pub struct AnswerDecoder<'a> {
     pub stop_strings: &'a [String],
 }
 
-/// The most tokens that a stop string can span: each has at least one byte of it.
+/// The most tokens that a stop string can span, since each token contains at least one byte of it.
 fn reach(stops: &[String]) -> usize {
     stops.iter().map(String::len).max().unwrap_or(0)
 }

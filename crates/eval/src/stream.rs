@@ -6,7 +6,7 @@ use tunesmith_data::Tokenizer;
 #[derive(Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
-    /// The first id with which the next piece is decoded, because a decoder looks at the token before.
+    /// The index of the first id to decode the next piece with, because a decoder also looks at the token before.
     context: usize,
     /// The number of ids in the text.
     taken: usize,

@@ -44,8 +44,8 @@ pub trait Watcher {
         Ok(Go::On)
     }
 
-    /// Whether `tokens` end the answer for another reason than a stop token, such as a stop string. Called for each continuation
-    /// of a beam.
+    /// Whether `tokens` end the answer for another reason than a stop token, such as a stop string. A beam search calls it for
+    /// each candidate continuation.
     fn ends(&mut self, text: usize, tokens: &[u32]) -> bool {
         let _ = (text, tokens);
         false

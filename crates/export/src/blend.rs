@@ -1,6 +1,6 @@
-//! Blends weighted adapters into one, as PEFT's `add_weighted_adapter` does. `linear` and its kin sum the matrices A and B
-//! separately, each with the root of the weight; this only approximates the sum of updates. `cat` concatenates the matrices:
-//! exactly the sum of updates, with the sum of ranks.
+//! Blends weighted adapters into one, as PEFT's `add_weighted_adapter` does. All methods but `cat` combine the matrices A and
+//! B separately, each with the square root of the weight, which only approximates the weighted sum of the updates. `cat`
+//! concatenates the matrices: this is exactly the weighted sum, and the ranks add up.
 //!
 //! TIES: P. Yadav et al., "TIES-Merging: resolving interference when merging models", 2023. DARE: L. Yu et al., "Language models
 //! are super Mario: absorbing abilities from homologous models as a free lunch", 2023.
@@ -25,13 +25,13 @@ pub enum BlendMethod {
     Linear,
     /// Concatenation: exactly the weighted sum of the updates.
     Cat,
-    /// The largest values of each, then only those of the dominant sign.
+    /// Keeps the largest values of each adapter, then averages those of the dominant sign only.
     Ties,
-    /// Random values of each, scaled up for the dropped ones, then the weighted sum.
+    /// Keeps random values of each adapter, scaled up to make up for the dropped ones, then takes the weighted sum.
     DareLinear,
-    /// Random values of each, scaled up, then only those of the dominant sign.
+    /// Keeps random values of each adapter, scaled up, then averages those of the dominant sign only.
     DareTies,
-    /// The largest values of each, then the weighted sum.
+    /// Keeps the largest values of each adapter, then takes the weighted sum.
     MagnitudePrune,
 }
 
@@ -42,7 +42,7 @@ pub struct BlendRecipe {
     pub method: BlendMethod,
     /// A weight for each adapter.
     pub weights: Vec<f64>,
-    /// The share of values to keep, for ways that drop some.
+    /// The share of values to keep, from 0 to 1, for methods that drop some.
     pub density: f64,
     /// The seed of DARE's choice.
     pub seed: u64,
@@ -101,10 +101,10 @@ pub fn blend(adapters: &[LoadedAdapter], recipe: &BlendRecipe) -> Result<(Adapte
     Ok((config, tensors))
 }
 
-/// The blend as an adapter of a model that its parts fit.
+/// Blends the adapters and fits the result to the model `arch`, so that it can be merged or saved.
 ///
 /// # Errors
-/// As [`blend`].
+/// As [`blend`]; [`tunesmith_base::Kind::Numeric`]: the blend would contain NaN or infinity.
 pub fn finished(adapters: &[LoadedAdapter], recipe: &BlendRecipe, arch: &Arch) -> Result<LoadedAdapter> {
     let (config, tensors) = blend(adapters, recipe)?;
     if let Some((name, _)) = tensors.iter().find(|(_, (_, values))| !values.iter().all(|value| value.is_finite())) {
@@ -133,7 +133,7 @@ fn refuse_more_than_matrices(adapter: &LoadedAdapter) -> Result<()> {
 
 type Matrix = (Vec<usize>, Vec<f32>);
 
-/// A and B of one module.
+/// The blended matrices A and B of one module.
 fn blend_module(
     adapters: &[LoadedAdapter],
     parts: &[(usize, &Placement)],
@@ -154,7 +154,7 @@ fn blend_module(
             ))
             .hint("adapters of different ranks can only be concatenated: --combine cat"));
         }
-        // The sign goes to one side only, or it would cancel itself.
+        // A negative weight goes to A alone: on both sides the signs would cancel.
         let weights = match recipe.method {
             BlendMethod::Cat => [weight, 1.0],
             _ => [weight.abs().sqrt() * if weight < 0.0 { -1.0 } else { 1.0 }, weight.abs().sqrt()],
@@ -213,7 +213,7 @@ fn combine(sides: &[Side<'_>], recipe: &BlendRecipe) -> Vec<f32> {
     (0..length).map(at).collect()
 }
 
-/// The share `density` of the values that are largest in magnitude; the rest is 0.
+/// Keeps the share `density` of the values that are largest in magnitude, and sets the rest to 0.
 fn largest(values: &[f32], density: f64) -> Vec<f32> {
     if density >= 1.0 {
         return values.to_vec();
@@ -226,7 +226,7 @@ fn largest(values: &[f32], density: f64) -> Vec<f32> {
     out
 }
 
-/// Each value with the probability `density`, divided by it, or 0.
+/// Keeps each value with the probability `density` and divides it by `density`; sets the others to 0.
 fn some(values: &[f32], density: f64, stream: u64) -> Vec<f32> {
     if density >= 1.0 {
         return values.to_vec();

@@ -29,7 +29,7 @@ pub struct FolderSettings<'a> {
     pub shard_bytes: u64,
     /// The folder with the tokenizer's files: the adapter's, or the base's.
     pub tokenizer: &'a Path,
-    /// Replaces the tokenizer's chat template.
+    /// The text of a chat template that replaces the tokenizer's; `None` keeps it.
     pub template: Option<&'a str>,
     /// The text of `README.md` (model card).
     pub card: Option<&'a str>,
@@ -37,7 +37,7 @@ pub struct FolderSettings<'a> {
     pub requantization: Option<&'a Requantization>,
 }
 
-/// A tensor of the file.
+/// A tensor of the written folder, and where its numbers come from.
 #[derive(Debug, Clone)]
 enum Planned {
     /// A tensor of the merged model, and its dtype in the file (before quantization).
@@ -46,9 +46,9 @@ enum Planned {
     Stacked(StackedTensor, Dtype),
     /// Experts in MXFP4, copied from the base.
     Stored(String, Vec<usize>, Numbers<'static>),
-    /// A part of a matrix in its maker's format, copied from the base.
+    /// A part (codes or scales) of a matrix that the base's maker has quantized, copied from the base.
     Makers(MakersPart),
-    /// A changed matrix in FP8, quantized in the base's format, with its parts there.
+    /// A matrix in the base's FP8 format that the adapter changes: it is quantized again into the same parts.
     Recoded(TensorSpec, Vec<MakersPart>),
     /// A tensor of a multimodal model outside its language model.
     Beside(String, Vec<usize>, Numbers<'static>),
@@ -66,7 +66,7 @@ pub struct WrittenFolder {
 impl FolderSettings<'_> {
     fn plan(&self, merged: &Merged, wrapping: Option<&Wrapping>) -> Result<Vec<Planned>> {
         let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(merged.arch.starts_as(name)));
-        // The original dtype of a quantized base is unknown: that of its embedding is taken.
+        // A quantized matrix does not tell its original dtype. The embedding's dtype is taken instead.
         let plain = dtype("model.embed_tokens.weight").unwrap_or(Dtype::F32);
         let of = |spec: &TensorSpec| match self.quantized(&spec.name) {
             Some(_) => dtype(&spec.name).unwrap_or(plain),
@@ -76,7 +76,7 @@ impl FolderSettings<'_> {
         let mut stacked =
             merged.weights.stacking().again(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
         let keeps = self.keeps_makers(merged);
-        // Codes are never transposed.
+        // Quantized codes cannot be transposed, so these experts are not stacked again.
         let coded = |name: &str| self.quantized(name).is_some() || keeps && merged.weights.layout(name).is_some();
         stacked.retain(|it| !(it.is_transposed() && coded(&it.name)));
         if self.requantization.is_some() && stacked.iter().any(|it| !it.is_transposed()) {
@@ -102,7 +102,7 @@ impl FolderSettings<'_> {
         let stored = stored.into_iter().map(|(name, shape, numbers)| Planned::Stored(name, shape, numbers));
         let of_model = of_model.into_iter().chain(experts).chain(stored);
         let is_pair = merged.arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some());
-        // Those of a pair have a file of their own.
+        // The encoder of a pair has files of its own.
         let changed = if is_pair { Vec::new() } else { merged.changed_beside() };
         let mut changed: BTreeMap<String, TensorSpec> = match wrapping {
             Some(wrapping) => changed.into_iter().map(|spec| (wrapping.stored_name(&spec.name), spec)).collect(),
@@ -116,14 +116,15 @@ impl FolderSettings<'_> {
         Ok(of_model.chain(beside).collect())
     }
 
-    /// Whether the model is written in the format of the base's maker, other than MXFP4.
+    /// Whether the model is written in the quantization format of the base's maker. MXFP4 is handled apart ([`keeps_mxfp4`]).
     fn keeps_makers(&self, merged: &Merged) -> bool {
         let format = merged.weights.quantization();
         let makers = format.is_some_and(|format| format.is_makers() && format != Format::Mxfp4);
         makers && self.dtype.is_none() && self.requantization.is_none()
     }
 
-    /// A matrix in the format of the base's maker: as it is, or quantized again if the adapter changes it.
+    /// A matrix in the format of the base's maker: copied, or quantized again if the adapter changes it. `None` if the base does
+    /// not store it in such a format or the format is not kept.
     fn as_stored(&self, merged: &Merged, spec: &TensorSpec) -> Result<Option<Vec<Planned>>> {
         let layout = merged.weights.layout(&spec.name).filter(|_| self.keeps_makers(merged));
         let Some(layout) = layout else { return Ok(None) };
@@ -157,7 +158,7 @@ impl FolderSettings<'_> {
     }
 }
 
-/// The dtype of a stacked tensor in the base.
+/// The dtype of a stacked tensor in the base, by its first expert.
 fn expert_dtype(stacked: &StackedTensor, dtype: &dyn Fn(&str) -> Option<Dtype>) -> Option<Dtype> {
     dtype(stacked.experts.first()?.first()?)
 }

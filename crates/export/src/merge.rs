@@ -19,7 +19,7 @@ use tunesmith_model::{Model, Source};
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::quant::Format;
 
-/// A base model with adapters to merge into it, ready for an adapter on top.
+/// A base model and the adapters merged below, onto which one more adapter can be put.
 #[derive(Debug)]
 pub struct Parts {
     /// The folder of the base model.
@@ -32,7 +32,7 @@ pub struct Parts {
     pub below: Stack,
     /// Fingerprints of the adapters below, lowest first.
     below_hashes: Vec<String>,
-    /// Where a merge is compared with its adapter.
+    /// The device on which a merged model is compared with the unmerged adapter.
     pub device: DeviceChoice,
 }
 
@@ -114,8 +114,8 @@ impl Parts {
         Ok(())
     }
 
-    /// Quantizes and dequantizes the base's matrices as a run did. Returns how many change: of those that the checkpoint has in the
-    /// run's format, only what adapters below have changed.
+    /// Quantizes and dequantizes the base's matrices as a run with a quantized base did. Returns how many matrices this affects.
+    /// Matrices that the checkpoint already stores in the run's format are affected only if adapters below have changed them.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
@@ -125,7 +125,7 @@ impl Parts {
         let coded = |name: &str| match self.weights.format_of(name) {
             Some(Format::Mxfp4) => false,
             Some(format) => format != held.how.format,
-            // A run codes what a maker left dense, unless it keeps the maker's format.
+            // A run quantizes what the maker left dense, unless it keeps the maker's format.
             None => stored.is_none_or(Format::is_makers) && !held.how.format.is_makers(),
         };
         let widths: BTreeMap<String, usize> = self
@@ -140,7 +140,8 @@ impl Parts {
         Ok(count)
     }
 
-    /// Merges the adapter on top too, if there is one.
+    /// The model with the adapters below and, if given, the adapter `top` merged into it. Nothing is computed before a tensor is
+    /// read.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
@@ -156,7 +157,7 @@ impl Parts {
         self.weights.quantization().is_some()
     }
 
-    /// Loads the model without an adapter on top; section `model` says how it is kept in memory.
+    /// Loads the model without an adapter on top. `model` says how it is kept in memory, such as its dtype and device.
     ///
     /// # Errors
     /// The weights.
@@ -166,7 +167,8 @@ impl Parts {
         Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)
     }
 
-    /// Loads the model with the unmerged adapter on top; section `model` says how the base is kept in memory.
+    /// Loads the model with the unmerged adapter `top`. `model` says how the base is kept in memory, such as its dtype and
+    /// device.
     ///
     /// # Errors
     /// The weights.
@@ -234,20 +236,20 @@ impl Merged {
     }
 }
 
-/// The smallest adapter, whose B is zero. It stands for no adapter: a loaded model needs a trainable tensor, and a quantized base
-/// has no other.
+/// Settings of an adapter of rank 1 on one module, whose B is zero. It stands for no adapter: a loaded model needs a
+/// trainable tensor, and a quantized base has no other.
 pub fn idle(arch: &Arch) -> LoraConfig {
     let first = arch.linear_modules().into_iter().next().map(|module| module.name);
     LoraConfig { r: 1, target_modules: TargetModules::List(first.into_iter().collect()), ..LoraConfig::default() }
 }
 
-/// Settings that dequantize a quantized base.
+/// Settings that load a quantized base as dense matrices.
 pub fn dequantized() -> ModelConfig {
     ModelConfig { quantization: Quantization::None, ..ModelConfig::default() }
 }
 
-/// A configuration to load a model without training it: the only trainable tensor is the smallest. Quantized matrices are
-/// dequantized.
+/// A configuration to load a model without training it. A loaded model needs a trainable tensor: here it is only the final
+/// norm. Quantized matrices are dequantized.
 fn frozen_config(arch: &Arch, device: DeviceChoice) -> Config {
     let mut config = Config { model: ModelConfig { device, ..dequantized() }, ..Config::default() };
     config.tuning.mode = Mode::Freeze;
@@ -270,13 +272,15 @@ pub fn plain_model(dir: &Path, vision: Option<Arc<VisionArch>>, device: DeviceCh
     Model::load(&arch, Some(&weights), &frozen_config(&arch, device))
 }
 
+/// Rows of tokens in [`sample_logits`].
 const ROWS: usize = 4;
 /// Tokens per row in [`sample_logits`].
 const TOKENS: usize = 32;
 /// Positions per row whose logits are compared: the last ones.
 const POSITIONS: usize = 8;
 
-/// Logits of a few rows of tokens drawn from the vocabulary, `[positions, vocabulary]`; the first row holds the tokens that are trained.
+/// Logits of a few rows of random tokens, `[positions, vocabulary]`, to compare two models with. The same tokens are drawn
+/// for every model of a vocabulary; the first row begins with the token rows that an adapter trains.
 ///
 /// # Errors
 /// The engine.
@@ -288,10 +292,10 @@ pub fn sample_logits(model: &Model) -> Result<Vec<f32>> {
     for row in 0..ROWS {
         let trained = arch.token_rows.ids().into_iter().filter(|_| row == 0);
         let tokens: Vec<u32> = trained.chain((0..).map(|at| draw(row, at))).take(length).collect();
-        // Labels from the first token on: without any, the row is a prompt, whose tokens may see each other, and only where the
-        // encoder is loaded (PaliGemma).
+        // Every token has a label. A row without labels would be a prompt, whose tokens see each other in PaliGemma, but only if
+        // the encoder is loaded.
         let targets = vec![0; length];
-        // Where each text needs an image: of numbers from -1 to 1.
+        // If each text needs an image, it gets one of random numbers from -1 to 1.
         let number = |at: usize| key(43, row as u64, at as u64) as f32 / u64::MAX as f32 * 2.0 - 1.0;
         let images = if arch.reads_images_across() { model.image_of(number) } else { Vec::new() };
         let batch = Batch { cu_seqlens: vec![0, length], tokens, targets, images, ..Batch::default() };

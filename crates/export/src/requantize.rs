@@ -70,7 +70,7 @@ impl Requantization {
 
     /// Approximate bytes of a matrix in its file.
     pub(super) fn bytes(&self, spec: &TensorSpec) -> u64 {
-        /// Allowance for the tables and the description of a matrix.
+        /// Allowance in bytes for the lookup tables and the description of a matrix.
         const BESIDE: u64 = 4 * (16 + 256) + 256;
         let len = spec.len() as u64;
         match self.held.how.format {
@@ -99,7 +99,7 @@ impl Requantization {
         Ok(matrix)
     }
 
-    /// `quantization_config` for `config.json`; the modules `beside` are also left unquantized.
+    /// The `quantization_config` for `config.json`, in bitsandbytes' form. It lists the modules `beside` as unquantized too.
     pub(super) fn config_json(&self, beside: BTreeSet<String>) -> Value {
         let skipped: Vec<String> = self.held.skip.iter().cloned().chain(beside).collect();
         config_json(self.held.how.format, self.held.how.double, &skipped)

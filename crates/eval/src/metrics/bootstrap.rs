@@ -18,7 +18,8 @@ pub struct Sums {
     counted: Vec<bool>,
 }
 
-/// Shares of 2^64 below which a draw is 0, 1, 2, … (beyond the last: the next number).
+/// Bounds that turn a uniform 64-bit number into a Poisson(1) number: below the first it is 0, below the second 1, and so
+/// on.
 fn thresholds() -> [u64; 20] {
     let mut bounds = [u64::MAX; 20];
     let (mut probability, mut total) = ((-1.0f64).exp(), 0.0);

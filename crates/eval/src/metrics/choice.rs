@@ -1,4 +1,4 @@
-//! Answers that choose: the letter of an option, or yes or no.
+//! Metrics of answers that choose: the letter of a multiple-choice option, or yes or no.
 use super::text::f_measure;
 use regex::Regex;
 use std::sync::LazyLock;

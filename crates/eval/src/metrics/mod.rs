@@ -72,7 +72,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Makes it from both scores, and the replicates of `second - first`.
+    /// Makes a difference from both scores and the replicates of `second - first`.
     fn of(name: String, first: f64, second: f64, mut replicates: Vec<f64>, confidence: f64) -> Self {
         replicates.retain(|by| by.is_finite());
         let share =
@@ -144,7 +144,7 @@ impl Measure {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// The numbers of a row whose `references` are not empty; none of [`Cider`], which needs all rows.
+    /// The numbers that a row adds to the sums; `references` must not be empty. [`Cider`] has none, because it needs all rows.
     fn counts(&mut self, row: &Row<'_>, references: &[&str]) -> Result<Vec<f64>> {
         let Row { source, answer, reference } = *row;
         let yes = |is: bool| vec![f64::from(is), 1.0];
@@ -184,7 +184,8 @@ impl Measure {
         })
     }
 
-    /// The scores that sums stand for, in the order of [`Measure::names`]. `single`: the sums are those of one row.
+    /// The scores that follow from sums over rows, in the order of [`Measure::names`]. `single` tells that the sums are those of
+    /// one row.
     fn scores(&self, sums: &[f64], single: bool) -> Vec<f64> {
         match self {
             Self::Likelihood => {
@@ -197,7 +198,7 @@ impl Measure {
             }
             Self::YesNo => {
                 let scores = sums.try_into().map(|sums| choice::yes_no_scores(sums).to_vec()).unwrap_or_default();
-                // F1 and its like say nothing of one row.
+                // Precision, recall, and F1 mean nothing for one row.
                 scores.into_iter().take(if single { 1 } else { 4 }).collect()
             }
             _ => means(sums),

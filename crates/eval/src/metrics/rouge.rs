@@ -128,7 +128,7 @@ fn mark_lcs(reference: &[u32], answer: &[u32], marks: &mut [bool]) {
     }
 }
 
-/// ROUGE-Lsum: a word counts as often as both sides have it.
+/// ROUGE-Lsum of texts split into lines. A word counts at most as often as both sides contain it.
 fn by_line(answer: &[Vec<u32>], reference: &[Vec<u32>]) -> Overlap {
     let total = |lines: &[Vec<u32>]| lines.iter().map(Vec::len).sum::<usize>();
     let (answer_total, reference_total) = (total(answer), total(reference));

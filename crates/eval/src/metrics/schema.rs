@@ -13,7 +13,7 @@ pub struct Schema {
     patterns: HashMap<String, Regex>,
 }
 
-/// Annotations, which are not checked.
+/// Keywords that only annotate, and are not checked.
 const REMARKS: [&str; 12] = [
     "$schema",
     "$id",
@@ -55,7 +55,7 @@ const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "arr
 const DEPTH: usize = 400;
 
 impl Schema {
-    /// Reads a schema.
+    /// Reads and checks the schema in a file.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: it cannot be read, is not JSON, or says what is not understood here.
@@ -67,7 +67,7 @@ impl Schema {
         Self::new(root).map_err(|error| error.context(path.display()))
     }
 
-    /// Checks a schema.
+    /// Checks a schema and compiles its patterns.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: it says what is not understood here.

@@ -27,10 +27,11 @@ impl Bootstrap {
     pub const NONE: Self = Self { replicates: 0, confidence: 0.0, seed: 0 };
 }
 
-/// Per-row values that all replicates share.
+/// Values of the rows that are computed once, because all bootstrap replicates use them.
 struct Found {
     losses: Vec<f64>,
-    /// For the second of two labels, or each of several: its rows by rising probability.
+    /// For ROC-AUC: the rows by rising probability of a label, `(label, [(probability, row)])`. Two labels need only the second
+    /// one; several need each.
     orders: Vec<(usize, Vec<(f64, usize)>)>,
 }
 
@@ -40,7 +41,7 @@ pub struct Scored {
     head: ScoreHead,
     /// `[rows, outputs]`.
     outputs: Vec<f32>,
-    /// The index of a label, or the bits of a number.
+    /// The index of each row's label; in a regression, the bits of its number as `f32`.
     targets: Vec<i32>,
     weights: Vec<f32>,
 }
@@ -181,7 +182,7 @@ impl Scored {
         Found { losses: (0..self.rows()).map(|row| self.loss_of(row)).collect(), orders: labels.map(order).collect() }
     }
 
-    /// The measures in the order of [`names`]; `times` says how often each row counts.
+    /// The metrics in the order of [`names`]. `times` says how often each row counts in a replicate; `None` counts each once.
     fn values(&self, times: Option<&[u8]>, found: &Found) -> Vec<f64> {
         let mut values = vec![self.loss(times, &found.losses)];
         if self.head.is_number() {

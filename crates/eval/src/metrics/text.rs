@@ -1,4 +1,4 @@
-//! Shared by text metrics: white space as in Python, WMT's tokenizer `13a`, n-grams.
+//! What text metrics share: white space as Python splits it, WMT's tokenizer `13a`, and counts of n-grams.
 use regex::Regex;
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,4 +1,4 @@
-//! Refuses models that llama.cpp would compute otherwise.
+//! Refuses models that llama.cpp would compute differently, because it has a rule or a constant of its own for their family.
 use super::keys::{Yarn, interval};
 use super::names::is_mixer;
 use tunesmith_base::error::{Error, Result};
@@ -13,7 +13,7 @@ pub(super) fn refuse(family: &str, what: &str) -> Error {
     Error::model(format!("GGUF of a {family} model: llama.cpp does not compute {what}")).hint(HINT)
 }
 
-/// Refuses models that differ from a fixed rule of llama.cpp.
+/// Refuses a model that differs from a fixed rule of llama.cpp for its family.
 pub(super) fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
     let found = constants(arch, gguf)
         .or_else(|| attention(arch, gguf))
@@ -24,7 +24,8 @@ pub(super) fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
     found.map_or(Ok(()), |what| Err(refuse(arch.family.model_type, &what)))
 }
 
-/// What of the model's constants and linear modules llama.cpp lacks.
+/// What llama.cpp does not compute of the model's constants, activations, and biases, in words. `None` if it computes all of
+/// it. The other functions here return the same for other parts of a model.
 fn constants(arch: &Arch, gguf: &Gguf) -> Option<String> {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs();
     if arch.reads_images_across() {
@@ -71,7 +72,7 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
     let side =
         if gguf.wide == Some(arch.num_hidden_layers) { arch.hidden_size / first.num_heads } else { first.head_dim };
     let scale = gguf.score_scale.unwrap_or_else(|| (side as f64).powf(-0.5));
-    // Latent attention has yarn's factor in its scale, and norms without weights take one up.
+    // The scale of latent attention contains YaRN's factor. A norm without weights can take up any scale.
     let free = gguf.scales || first.latent.is_some() || arch.qk_norm == QkNorm::Weightless;
     if arch.scale_by_layer {
         return Some("scores that are scaled by the number of their block".into());
@@ -111,10 +112,12 @@ fn attention(arch: &Arch, gguf: &Gguf) -> Option<String> {
     shared_keys(arch)
 }
 
-/// The numbers of blocks with which llama.cpp takes queries to have no latent (`DeepSeek` V2 Lite, Moonlight).
+/// Numbers of blocks for which llama.cpp assumes queries without a latent, `q_lora_rank: null` (`DeepSeek` V2 Lite,
+/// Moonlight).
 const LITE: [usize; 2] = [26, 27];
 
-/// Blocks that take the keys of another: llama.cpp takes those of the last block but one, or the last, that has its own.
+/// Blocks that reuse the keys of another block. Of the blocks with keys of their own, llama.cpp takes the last but one for
+/// attention with a window, and the last for attention without.
 fn shared_keys(arch: &Arch) -> Option<String> {
     let owners = arch.attentions().take_while(|attention| attention.kv_from.is_none()).count();
     let fits = |attention: &AttentionSpec| {
@@ -142,7 +145,7 @@ fn mixers(arch: &Arch) -> Option<String> {
             PartSpec::Mamba(MambaSpec { conv_bias: false, .. }) => {
                 return Some("a convolution without a bias in Mamba 2".into());
             }
-            // It has no limit on time steps. Nemotron-H's, a thousandth, is below nearly all of them.
+            // llama.cpp has no limits on time steps. The lower limit of Nemotron-H, 0.001, is below nearly all of them.
             PartSpec::Mamba(MambaSpec { limits: [least, most], .. }) if *least > 0.001 || most.is_finite() => {
                 return Some("limits on the time steps of Mamba 2".into());
             }
@@ -185,7 +188,7 @@ fn of_experts(arch: &Arch, gguf: &Gguf, experts: &Experts) -> Option<String> {
     }
 }
 
-/// What llama.cpp has as constants of its own for Gemma 3n.
+/// What differs from the constants that llama.cpp has for Gemma 3n.
 fn streams(arch: &Arch) -> Option<String> {
     let altup = arch.altup.as_ref()?;
     let owners = arch.attentions().filter(|attention| attention.kv_from.is_none()).count();
@@ -218,7 +221,7 @@ fn streams(arch: &Arch) -> Option<String> {
     rules.into_iter().find_map(|(fits, what)| (!fits).then(|| what.into()))
 }
 
-/// The deviations above the mean that 5 % of a normal distribution are beyond.
+/// 5 % of a normal distribution lie more than this many standard deviations above the mean.
 const SPARSITY: f32 = 1.644_853_6;
 
 fn rotary(arch: &Arch, gguf: &Gguf) -> Option<String> {

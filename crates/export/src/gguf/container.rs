@@ -1,5 +1,5 @@
-//! The container: a header of keys and tensor descriptions, then the tensors' bytes, each on a boundary of 32. Candle's
-//! writer needs all tensors in memory; this one takes them one at a time.
+//! Writes the container of a GGUF file: a header of keys and tensor descriptions, then the bytes of the tensors, each aligned
+//! to 32 bytes. Candle's writer needs all tensors in memory; this one takes them one at a time.
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -87,7 +87,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// A tensor of the file.
+/// The description of a tensor in the file: its name, how its numbers are stored, and its shape.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) name: String,
@@ -121,7 +121,7 @@ impl Header {
         self.values.push((key.to_owned(), value));
     }
 
-    /// Adds a key with the architecture's prefix.
+    /// Adds a key of the model's architecture: `ARCHITECTURE.key`.
     pub(super) fn own(&mut self, key: &str, value: Value) {
         self.values.push((format!("{}.{key}", self.architecture), value));
     }

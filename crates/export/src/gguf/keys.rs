@@ -1,4 +1,4 @@
-//! The sizes and constants of a model in a file's header.
+//! Writes the sizes and constants of a model to the header of a GGUF file, under llama.cpp's keys.
 use super::container::{Header, Value};
 use super::names::is_mixer;
 use tunesmith_config::arch::{
@@ -16,7 +16,7 @@ pub(super) fn describe(arch: &Arch, gguf: &Gguf, header: &mut Header) {
         put("attention.layer_norm_rms_epsilon", Value::F32(arch.rms_norm_eps as f32));
     }
     if arch.layer_norms || gguf.name == "nemotron_h" {
-        // llama.cpp wants it for Nemotron-H too, though its norms have no mean.
+        // llama.cpp expects this key for Nemotron-H too, although its norms are RMS norms.
         put("attention.layer_norm_epsilon", Value::F32(arch.rms_norm_eps as f32));
     }
     put("vocab_size", Value::count(arch.vocab_size));
@@ -82,7 +82,7 @@ fn attention(arch: &Arch, gguf: &Gguf, put: &mut impl FnMut(&str, Value)) {
     let (Some(full), Some(local)) = (first(arch, false), first(arch, true)) else { return };
     put("attention.head_count", Value::count(full.num_heads));
     if let Some(LatentSpec { query_rank, kv_rank, rope_dim, value_dim, .. }) = full.latent {
-        // Keys and values are those of one head: the latent, and what turns.
+        // In llama.cpp, latent attention has one head of keys and values: the latent with the rotary part.
         put("attention.head_count_kv", Value::count(1));
         put("attention.key_length", Value::count(kv_rank + rope_dim));
         put("attention.value_length", Value::count(kv_rank));
@@ -95,7 +95,7 @@ fn attention(arch: &Arch, gguf: &Gguf, put: &mut impl FnMut(&str, Value)) {
     } else {
         let mut parts = arch.blocks.iter().flat_map(|block| &block.branches).map(|branch| &branch.part);
         let delta = parts.any(|part| matches!(part, PartSpec::DeltaNet(_)));
-        // A block of another mixer has no keys, but for the families whose file says it by an interval.
+        // A block with another mixer has no heads of keys. Families whose file names an interval give one number for all blocks.
         let heads = |block: &BlockSpec| block.attention().map_or(0, |attention| attention.num_kv_heads);
         put(
             "attention.head_count_kv",
@@ -192,7 +192,7 @@ fn of_experts(arch: &Arch, gguf: &Gguf, experts: &Experts, put: &mut impl FnMut(
     }
 }
 
-/// Several residual streams, and gates that keep few features.
+/// The keys of Gemma 3n: several residual streams (AltUp), and MLP gates that keep few features.
 fn streams(arch: &Arch, put: &mut impl FnMut(&str, Value)) {
     let Some(altup) = &arch.altup else { return };
     put("altup.active_idx", Value::count(altup.active));
@@ -235,7 +235,7 @@ fn rotary(arch: &Arch, gguf: &Gguf, put: &mut impl FnMut(&str, Value)) {
     }
 }
 
-/// How many of the frequencies turn by each axis, as evenly as Qwen's models have them.
+/// How many rotary frequencies belong to each axis of positions, divided as evenly as in Qwen's models.
 fn sections(frequencies: usize) -> Vec<i32> {
     let third = |place: usize| ((frequencies + 2 - place) / 3) as i32;
     vec![third(0), third(1), third(2), 0]
@@ -274,17 +274,18 @@ fn scaling(arch: &Arch, gguf: &Gguf, rope: &Rope, put: &mut impl FnMut(&str, Val
     }
 }
 
-/// What the file says of yarn's factors.
+/// YaRN's factors as a file states them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Yarn {
     /// `yarn_log_multiplier`; 0 without it.
     log: f64,
-    /// A factor on cosines and sines beside llama.cpp's own.
+    /// `attn_factor`: a factor on cosines and sines in addition to llama.cpp's own.
     factor: f64,
 }
 
 impl Yarn {
-    /// The two numbers, where `mscale_all_dim` follows from the factors on scores and on cosines; `None` without yarn.
+    /// Computes both numbers; `None` without YaRN. The model's shape has no `mscale_all_dim`, so it is derived from the factors
+    /// on scores and on cosines.
     fn of(arch: &Arch, gguf: &Gguf) -> Option<Self> {
         let RopeScaling::Yarn { factor, attention_factor, .. } = arch.ropes.first()?.scaling else { return None };
         let mscale = |all: f64| if factor <= 1.0 { 1.0 } else { 0.1 * all * factor.ln() + 1.0 };
@@ -295,10 +296,10 @@ impl Yarn {
         let ln = factor.ln();
         let attention = arch.attentions().next()?;
         let all = if attention.latent.is_some() {
-            // Scores have the square of mscale.
+            // The factor on scores is the square of mscale.
             ((arch.attention_scale * (attention.head_dim as f64).sqrt()).sqrt() - 1.0) / (0.1 * ln)
         } else {
-            // Cosines have the quotient of that of 1 and that of mscale_all_dim.
+            // The factor on cosines is mscale(1) / mscale(mscale_all_dim).
             (mscale(1.0) / attention_factor - 1.0) / (0.1 * ln)
         };
         let all = (all * 1e6).round() / 1e6;
@@ -306,7 +307,7 @@ impl Yarn {
         Some(Self { log: unit * all, factor: attention_factor / (mscale(own) / mscale(all)) })
     }
 
-    /// Whether llama.cpp's factors are the model's. Latent attention has no factor on cosines beside its own.
+    /// Whether llama.cpp can compute with the model's factors. With latent attention it takes no `attn_factor`.
     pub(super) fn fits(arch: &Arch, gguf: &Gguf) -> bool {
         let latent = arch.attentions().any(|attention| attention.latent.is_some());
         Self::of(arch, gguf).is_none_or(|yarn| !latent || (yarn.factor - 1.0).abs() < 1e-5)

@@ -1,4 +1,5 @@
-//! A model as llama.cpp has it: its header, its tensors, and an adapter's.
+//! How a model lies in a GGUF file of its llama.cpp architecture: the keys of the header, the tensors, and an adapter's
+//! matrices.
 use super::check::{check, refuse};
 use super::container::Header;
 use super::keys;
@@ -8,14 +9,14 @@ use super::tensors::{Computed, Output, computed, outputs};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, BlockSpec, Gguf, PartSpec, TensorSpec};
 
-/// A model family as llama.cpp knows it.
+/// The llama.cpp architecture of a model: its name and its rules.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     gguf: Gguf,
     name: &'static str,
 }
 
-/// A tensor of the file: its name and shape, and what it is made of, one after the other.
+/// A tensor of the file: its name and shape, and the tensors of the model that it consists of, one after the other.
 pub(super) struct Made {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
@@ -23,10 +24,11 @@ pub(super) struct Made {
 }
 
 impl Layout {
-    /// The layout of a model. With [`Arch::vision`], the tokens of an image may have positions of several axes.
+    /// The layout of a model. [`Arch::vision`] matters too: a model whose image tokens have positions on several axes has
+    /// another architecture in llama.cpp (such as `qwen2vl`).
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: llama.cpp does not know the family, or computes the model otherwise.
+    /// [`tunesmith_base::Kind::Model`]: llama.cpp does not know the family, or computes the model differently.
     pub(super) fn of(arch: &Arch) -> Result<Self> {
         let family = arch.family;
         let Some(gguf) = family.gguf else { return Err(refuse(family.model_type, "this family")) };
@@ -60,7 +62,7 @@ impl Layout {
         computed(arch)
     }
 
-    /// What a tensor becomes.
+    /// The tensors of the file that a tensor of the model becomes.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: llama.cpp has no name for it.
@@ -95,7 +97,8 @@ impl Layout {
         Ok(made)
     }
 
-    /// An adapter's A and B on the matrix `spec`, in the order of the file's rows and columns. Two tensors of the file have one A.
+    /// An adapter's A and B on the matrix `spec`, with rows and columns in the order of the file. If the matrix becomes two
+    /// tensors of the file, both get the same A.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: llama.cpp changes the matrix in a way that A and B cannot follow.
@@ -134,7 +137,7 @@ impl Layout {
     }
 }
 
-/// Parts of the names of matrices that llama.cpp multiplies by without an adapter, which it accepts nevertheless.
+/// Parts of the names of matrices on which llama.cpp accepts an adapter but ignores it.
 const IGNORED: [&str; 6] = ["attn_q_a", "attn_q_b", "attn_kv_a_mqa", "ffn_latent_", "per_layer_model_proj", "altup_"];
 
 /// An adapter's matrices on a tensor of the file: A is `[rank, in]`, B is `[out, rank]`.
@@ -145,7 +148,7 @@ pub(super) struct Adapted {
     pub(super) b: Vec<f32>,
 }
 
-/// Whether tensors with names like this one are one tensor of the file.
+/// Whether tensors of this kind are stacked into one tensor of the file: experts, and projections of residual streams.
 fn is_stacked(name: &str) -> bool {
     name.contains(".experts.") || name.starts_with("model.altup_")
 }

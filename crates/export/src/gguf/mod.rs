@@ -43,12 +43,12 @@ pub enum GgufFormat {
     Q8_0,
     /// Blocks of 32 numbers: half bytes with a scale; embedding and head as [`GgufFormat::Q8_0`].
     Q4_0,
-    /// Blocks of 32 numbers: half bytes with a power of two. Only for matrices that the model's own files have so.
+    /// Blocks of 32 numbers: half bytes with a power of two. Only for matrices that the model's own files store in MXFP4.
     Mxfp4,
 }
 
 impl GgufFormat {
-    /// The format of a flag.
+    /// Parses the value of a command-line flag.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: another word.
@@ -63,7 +63,7 @@ impl GgufFormat {
         }
     }
 
-    /// The word of the flag.
+    /// The format as the flag spells it.
     pub const fn word(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -136,7 +136,7 @@ impl GgufFormat {
     }
 }
 
-/// Whether llama.cpp wants the numbers of a matrix in float32: routers, and what its mixers read value by value.
+/// Whether llama.cpp needs a matrix in float32: routers, and matrices that its mixers read value by value.
 fn keeps_f32(name: &str) -> bool {
     ["ffn_gate_inp", "ssm_a", "ssm_d", "ssm_norm", "ssm_conv1d", "shortconv.conv", "altup_", "_exps.bias"]
         .iter()
@@ -146,7 +146,7 @@ fn keeps_f32(name: &str) -> bool {
 /// Values in a quantization block.
 const BLOCK: usize = 32;
 
-/// Writes a model; returns the bytes of the file.
+/// Writes a model with its tokenizer to one file, and returns its size in bytes.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: llama.cpp cannot run it as it is; [`tunesmith_base::Kind::Io`]: the disk.
@@ -179,7 +179,7 @@ pub fn write_model(
     write(path, &header, &|index| sources[index].values(merged))
 }
 
-/// Whether a matrix can stay in MXFP4: the base's files have it so, and no adapter changes it.
+/// Whether a matrix can stay in MXFP4: the base's files store it so, and no adapter changes it.
 fn is_mxfp4(merged: &Merged, spec: &TensorSpec) -> bool {
     merged.weights.format_of(&spec.name) == Some(Format::Mxfp4)
         && !merged.changes(&spec.name)
@@ -208,7 +208,7 @@ impl Source {
     }
 }
 
-/// Writes an adapter; returns the bytes of the file.
+/// Writes a LoRA adapter to one file, and returns its size in bytes.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: it is more than A and B; [`tunesmith_base::Kind::Io`]: the disk.
@@ -240,7 +240,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: 
         };
         let spec = TensorSpec::new(&weight, &[*outputs, *inputs]);
         let values = |name: &String| adapter.tensors.get(name).map(|(_, values)| values.as_slice()).unwrap_or_default();
-        // llama.cpp scales by alpha / rank; the rest of another scale (rsLoRA, patterns) goes here.
+        // llama.cpp scales by alpha / rank. This factor makes up for adapters with another scale (rsLoRA, alpha patterns).
         let factor = placement.adapter.rank().map_or(1.0, |rank| rank.scale * rank.r as f32 / alpha);
         for mut adapted in layout.adapted(arch, &spec, values(a), values(b))? {
             if (factor - 1.0).abs() > 1e-6 {

@@ -6,16 +6,16 @@ pub(super) const BLOCK: usize = 32;
 /// Bytes of a block: the exponent, then the codes.
 pub(super) const BYTES: usize = 1 + BLOCK / 2;
 
-/// The sizes that a code stands for, in halves of the block's power of two.
+/// The magnitudes that the codes stand for, in halves of the block's unit (a power of two).
 const HALVES: [f32; 8] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
-/// What is added to the exponent, so that it is a byte.
+/// Added to the exponent, so that it fits into an unsigned byte.
 const BIAS: i32 = 127;
 
-/// Encodes numbers that came from MXFP4, without a change: a byte has the code of a number of the block's first half in its low
-/// bits, and one of the second half in its high bits.
+/// Encodes numbers that were read from MXFP4 without any loss. Each byte holds the code of a number from the block's first
+/// half in its low bits, and one from the second half in its high bits.
 ///
 /// # Errors
-/// A number that no code stands for.
+/// `values` contain a number that no code stands for.
 pub(super) fn encode(values: &[f32]) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(values.len() / BLOCK * BYTES);
     for block in values.chunks_exact(BLOCK) {

@@ -10,7 +10,7 @@ pub(super) fn in_block(name: &str) -> Option<(usize, &str)> {
     Some((layer.parse().ok()?, rest))
 }
 
-/// llama.cpp's name of a tensor; `None` if it has none. Tensors of one name are stacked in the file.
+/// llama.cpp's name of a tensor; `None` if it has none. Tensors that get the same name are stacked into one in the file.
 pub(super) fn name_of(arch: &Arch, gguf: &Gguf, tensor: &str) -> Option<String> {
     let Some((layer, rest)) = in_block(tensor) else { return outside(arch, gguf, tensor) };
     let block = arch.blocks.get(layer)?;
@@ -37,7 +37,7 @@ fn outside(arch: &Arch, gguf: &Gguf, tensor: &str) -> Option<String> {
     Some(format!("{name}.weight"))
 }
 
-/// Tensors of a block that are no module's weight or bias.
+/// Names of tensors of a block that are not the weight or the bias of a module.
 fn whole(arch: &Arch, block: &BlockSpec, rest: &str) -> Option<String> {
     let name = match rest.rsplit('.').next()? {
         "A_log" => "ssm_a",
@@ -73,7 +73,7 @@ fn norm(gguf: &Gguf, block: &BlockSpec, module: &str) -> Option<&'static str> {
     block.branches.iter().find_map(|branch| {
         let feeds = !is_mixer(&branch.part);
         if branch.norm == Some(module) {
-            // Where a block has one branch, its norm is called as that of attention.
+            // If a block has only one branch, llama.cpp names its norm like that of attention.
             Some(if feeds && block.branches.len() > 1 { gguf.ffn_norm } else { "attn_norm" })
         } else if branch.post_norm == Some(module) {
             Some(match branch.part {
@@ -87,7 +87,7 @@ fn norm(gguf: &Gguf, block: &BlockSpec, module: &str) -> Option<&'static str> {
     })
 }
 
-/// Whether tokens see each other in a part.
+/// Whether a part mixes tokens, as attention and recurrences do and an MLP does not.
 pub(super) const fn is_mixer(part: &PartSpec) -> bool {
     matches!(part, PartSpec::Attention(_) | PartSpec::DeltaNet(_) | PartSpec::ShortConv(_) | PartSpec::Mamba(_))
 }
@@ -127,7 +127,7 @@ fn of_mlp(arch: &Arch, module: &str, end: &str) -> Option<&'static str> {
     let shared = end == "_shexp";
     match own {
         _ if own == down => Some(if shared { "ffn_down_shexp" } else { "ffn_down" }),
-        // One matrix gives gate and up, in this order. Where llama.cpp wants two, the first is cut off it.
+        // A fused matrix of gate and up, in this order. If llama.cpp expects two matrices, `tensors::split` has cut it before.
         _ if own == up || names.gate_up == Some(own) => Some(if shared { "ffn_up_shexp" } else { "ffn_up" }),
         _ if own == gate => Some(if shared { "ffn_gate_shexp" } else { "ffn_gate" }),
         _ => None,

@@ -1,17 +1,17 @@
-//! What happens to a tensor's values on the way into a file: rows and columns in another order, and sums.
+//! Steps that change a tensor's values on the way into a file, such as another order of rows or columns.
 
-/// A step on the values of a matrix, or of a vector, whose rows are single values.
+/// A step on the values of a matrix. A vector counts as a matrix whose rows are single values.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step {
-    /// The rows of these numbers, in this order.
+    /// Takes the rows with these indices, in this order.
     Rows(Vec<usize>),
-    /// The columns of these numbers, in this order.
+    /// Takes the columns with these indices, in this order.
     Columns(Vec<usize>),
-    /// Of so many matrices one below the other, each transposed.
+    /// Transposes each of this many matrices, which lie one below the other.
     Transposed(usize),
-    /// This number added to every value.
+    /// Adds this number to every value.
     Added(f32),
-    /// `-e^x`.
+    /// Replaces each value x by `-e^x`.
     NegativeExp,
 }
 
@@ -42,8 +42,9 @@ impl Step {
     }
 }
 
-/// The rows of heads with rotary pairs as neighbours, where they were one of each half. Of each head of `size` rows, `turned` rows
-/// from `first` on turn.
+/// The order of rows in which the two rows of a rotary pair are neighbours (as llama.cpp pairs them), for a matrix that pairs
+/// a row of the first half with one of the second. Each of `heads` heads has `size` rows, of which `turned` rows from `first`
+/// on have rotary embeddings.
 pub(super) fn paired(heads: usize, size: usize, first: usize, turned: usize) -> Vec<usize> {
     let half = turned / 2;
     let mut rows = Vec::with_capacity(heads * size);
@@ -56,15 +57,15 @@ pub(super) fn paired(heads: usize, size: usize, first: usize, turned: usize) -> 
     rows
 }
 
-/// The rows of heads of values, which are in groups of one head of keys: first the first head of each group, then the second.
-/// `first` rows before them stay.
+/// The order of rows that puts the first value head of each group first, then the second of each, and so on. A group is the
+/// value heads that share a head of keys. Each head has `size` rows; the `first` rows before all heads stay.
 pub(super) fn tiled(first: usize, groups: usize, heads: usize, size: usize) -> Vec<usize> {
     let each = heads / groups;
     let order = (0..each).flat_map(|place| (0..groups).map(move |group| group * each + place));
     (0..first).chain(order.flat_map(|head| (first + head * size)..(first + (head + 1) * size))).collect()
 }
 
-/// Of heads of `size` rows each, the rows from `first` on, so many of each head.
+/// Takes `count` rows of each head, from row `first` of the head on. Each of `heads` heads has `size` rows.
 pub(super) fn of_each(heads: usize, size: usize, first: usize, count: usize) -> Vec<usize> {
     (0..heads).flat_map(|head| head * size + first..head * size + first + count).collect()
 }

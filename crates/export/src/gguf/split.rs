@@ -1,23 +1,24 @@
-//! llama.cpp's name for the way in which a tokenizer splits text before its merges. A definition that llama.cpp's list has is
-//! recognized. Otherwise, each rule is tried on texts made of the tokenizer's own tokens.
+//! Finds llama.cpp's pre-tokenizer for a tokenizer: its name for the way in which text is split before merges. If the
+//! tokenizer's definition equals a rule of llama.cpp, that rule is taken. Otherwise each rule is tried on texts made of the
+//! tokenizer's own tokens.
 use serde_json::{Value as Json, json};
 
 use tunesmith_base::error::Result;
 use tunesmith_data::Tokenizer;
 
-/// The regular expression by which llama.cpp's pre-tokenizer `llama-bpe` splits text, as `tokenizer.json` has it, but for line
-/// breaks, which [`steps`] writes with a backslash.
+/// The regular expression by which llama.cpp's pre-tokenizer `llama-bpe` splits text, as in `tokenizer.json`, except that line
+/// breaks are written as `\r` and `\n`, as [`steps`] does.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// That of `qwen2`, which takes digits one by one.
+/// The expression of `qwen2`, which takes digits one by one.
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// That of `qwen35`, which keeps marks with letters.
+/// The expression of `qwen35`, which keeps combining marks with letters.
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// That of `gpt-4o`, which splits before a capital letter (gpt-oss).
+/// The expression of `gpt-4o`, which splits before a capital letter (gpt-oss).
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// That of `tekken`, which also takes digits one by one (Mistral).
+/// The expression of `tekken`, which also takes digits one by one (Mistral).
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Those of `deepseek-v3`, one after the other.
+/// The expressions of `deepseek-v3`, applied one after the other.
 const DEEPSEEK3: [&str; 3] = [
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
@@ -28,7 +29,7 @@ const DEEPSEEK3: [&str; 3] = [
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 /// Each number character by itself, as the step `Digits` with `individual_digits` has it.
 const DIGIT: &str = r"\p{N}";
-/// That of `seed-coder`, which leaves line breaks behind punctuation to the next match.
+/// The expression of `seed-coder`, which leaves line breaks behind punctuation to the next match.
 const SEED: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -38,12 +39,12 @@ struct Rule {
     name: &'static str,
     /// Regular expressions that split one after the other.
     steps: &'static [&'static str],
-    /// Whether a word that is a token is taken before merges, as `ignore_merges` says in `tokenizer.json`.
+    /// Whether a word that is itself a token is taken whole, without merges: `ignore_merges` in `tokenizer.json`.
     whole_words: bool,
-    /// Whether llama.cpp's expression differs: it takes a combining mark for no letter, and a capital of another alphabet than the
-    /// Latin one for a small letter.
+    /// Whether llama.cpp's own expression differs from this one: it does not count combining marks as letters, and counts
+    /// capitals of alphabets other than the Latin one as small letters.
     approximate: bool,
-    /// Other names for the same rule, by the beginning of `general.architecture`: those of llama.cpp's converter.
+    /// Other names that llama.cpp's converter gives the rule: pairs of the beginning of `general.architecture` and the name.
     names: &'static [(&'static str, &'static str)],
 }
 
@@ -72,7 +73,7 @@ impl Rule {
         own.map_or(self.name, |(_, name)| name)
     }
 
-    /// The rule as `pre_tokenizer` of `tokenizer.json`.
+    /// The rule in the form of `pre_tokenizer` in `tokenizer.json`.
     fn pre_tokenizer(&self) -> Json {
         let split =
             |step: &&str| json!({"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": false});
@@ -82,19 +83,19 @@ impl Rule {
     }
 }
 
-/// The rule for a tokenizer.
+/// The rule that was found for a tokenizer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
-    /// `tokenizer.ggml.pre`.
+    /// The value of `tokenizer.ggml.pre`.
     pub(super) name: &'static str,
-    /// The number of texts that became the same tokens, if the tokenizer's own definition is not in llama.cpp's list.
+    /// If the rule was found by trying, the number of texts that became the same tokens; `None` if it was recognized.
     pub(super) tried: Option<usize>,
     /// Whether llama.cpp splits words with combining marks, and capitals of other alphabets than the Latin one, in its own way.
     pub(super) approximate: bool,
 }
 
-/// The rule by which llama.cpp makes the tokenizer's tokens, for a model of this `general.architecture`; none if there is no such
-/// rule.
+/// The rule by which llama.cpp makes the same tokens as the tokenizer, for a model of this `general.architecture`; `None` if
+/// there is no such rule.
 ///
 /// # Errors
 /// The tokenizer cannot handle a text.
@@ -109,7 +110,7 @@ pub(super) fn find(json: &Json, tokenizer: &Tokenizer, architecture: &str) -> Re
     if let Some(rule) = defined.iter().find(|rule| rule.whole_words == whole_words) {
         return Ok(Some(found(rule, None)));
     }
-    // A word that is no token has the same tokens either way. So the tokens decide.
+    // The definitions differ only in `ignore_merges`, which matters only for words that are tokens. So all tokens are tried.
     let every = words(json, tokenizer, usize::MAX)?;
     for rule in defined {
         if same(rule, &every)? {
@@ -125,8 +126,8 @@ pub(super) fn find(json: &Json, tokenizer: &Tokenizer, architecture: &str) -> Re
     Ok(None)
 }
 
-/// The regular expressions of a pre-tokenizer whose last step makes bytes, with line breaks as `\r` and `\n`; none if it does
-/// something else too.
+/// The regular expressions of a pre-tokenizer that only splits text and then maps it to bytes (`ByteLevel`), with line breaks
+/// written as `\r` and `\n`. `None` if it does anything else.
 fn steps(pre_tokenizer: &Json) -> Option<Vec<String>> {
     let parts: Vec<&Json> =
         pre_tokenizer["pretokenizers"].as_array().map_or_else(|| vec![pre_tokenizer], |parts| parts.iter().collect());
@@ -139,7 +140,7 @@ fn steps(pre_tokenizer: &Json) -> Option<Vec<String>> {
         steps.push(match part["type"].as_str()? {
             "Digits" if part["individual_digits"] == true => DIGIT.to_owned(),
             "Split" => {
-                // Without what no match holds, which is nothing: a single expression of `RULES` matches everything.
+                // Keeping only matches is the same as isolating them: a single expression of `RULES` matches everything.
                 let keeps_matches = part["behavior"] == "Removed" && part["invert"] == true && splits.len() == 1;
                 if !keeps_matches && (part["behavior"] != "Isolated" || part["invert"] != false) {
                     return None;
@@ -187,7 +188,7 @@ const BETWEEN: [&str; 24] = [
     "😀",
 ];
 
-/// The texts of at most `most` tokens, evenly chosen, that are texts by themselves.
+/// The texts of at most `most` tokens, evenly chosen from the vocabulary, leaving out tokens that are not whole characters.
 fn words(json: &Json, tokenizer: &Tokenizer, most: usize) -> Result<Vec<String>> {
     let ids: Vec<u32> = json["model"]["vocab"]
         .as_object()
@@ -199,7 +200,7 @@ fn words(json: &Json, tokenizer: &Tokenizer, most: usize) -> Result<Vec<String>>
     let mut words = Vec::new();
     for id in ids.iter().step_by(ids.len().div_ceil(most).max(1)) {
         let text = tokenizer.decode(&[*id], true)?;
-        // Bytes that are no text by themselves.
+        // A token of incomplete characters decodes to the replacement character.
         if !text.is_empty() && !text.contains('\u{fffd}') {
             words.push(text);
         }
@@ -207,7 +208,7 @@ fn words(json: &Json, tokenizer: &Tokenizer, most: usize) -> Result<Vec<String>>
     Ok(words)
 }
 
-/// The words, and random sequences of them; the same ones for the same words.
+/// The words, and pseudo-random sequences of them. Equal words give equal sequences.
 fn texts(words: &[String]) -> Vec<String> {
     let mut texts = words.to_vec();
     if words.is_empty() {

@@ -1,4 +1,4 @@
-//! Which tensors of a file each tensor of a model becomes, and how.
+//! Maps each tensor of a model to the tensors of a GGUF file that it becomes: their names, shapes, and changes of values.
 use super::names::{in_block, name_of};
 use super::rows::{Step, of_each, paired, tiled};
 use tunesmith_config::arch::{
@@ -6,7 +6,7 @@ use tunesmith_config::arch::{
     RopeScaling, TensorSpec,
 };
 
-/// A tensor of the file that is made of a tensor of the model, or a part of one.
+/// A tensor of the file that is made from a tensor of the model, or from a part of one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Output {
     pub(super) name: String,
@@ -16,14 +16,14 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Its values.
+    /// The values of this tensor, computed from the `values` of the model's tensor `source`.
     pub(super) fn values(&self, source: &TensorSpec, values: Vec<f32>) -> Vec<f32> {
         let width = source.shape.iter().skip(1).product();
         self.steps.iter().fold((values, width), |(values, width), step| step.apply(values, width)).0
     }
 }
 
-/// What a tensor of the model becomes; `None` where llama.cpp has no name for it.
+/// What a tensor of the model becomes; `None` if llama.cpp has no name for it.
 pub(super) fn outputs(arch: &Arch, gguf: &Gguf, spec: &TensorSpec) -> Option<Vec<Output>> {
     if let Some(outputs) = split(arch, spec) {
         return Some(outputs);
@@ -33,7 +33,7 @@ pub(super) fn outputs(arch: &Arch, gguf: &Gguf, spec: &TensorSpec) -> Option<Vec
     Some(vec![Output { name, shape: shape(arch, spec), steps }])
 }
 
-/// The shape in the file of a tensor that stays whole.
+/// The shape that a tensor which is not split has in the file.
 fn shape(arch: &Arch, spec: &TensorSpec) -> Vec<usize> {
     let part = in_block(&spec.name).and_then(|(layer, rest)| Some((&arch.blocks.get(layer)?.branches, rest)));
     let mamba = part.and_then(|(branches, rest)| {
@@ -51,20 +51,20 @@ fn shape(arch: &Arch, spec: &TensorSpec) -> Vec<usize> {
         }
     }
     match spec.shape.as_slice() {
-        // A depthwise convolution.
+        // The kernels of a depthwise convolution.
         &[channels, 1, kernel] => vec![channels, kernel],
         _ if spec.name == PER_LAYER_EMBEDDING => vec![arch.vocab_size, spec.shape[1]],
-        // A matrix of one row is a vector there.
+        // A matrix of one row is a vector in the file.
         &[1, width] => vec![width],
         other => other.to_vec(),
     }
 }
 
-/// How the values of a tensor change that stays whole.
+/// The steps that change the values of a tensor which is not split.
 fn steps(arch: &Arch, gguf: &Gguf, spec: &TensorSpec) -> Vec<Step> {
     if spec.name == PER_LAYER_EMBEDDING {
         let rows = arch.per_layer.as_ref().map_or(0, |table| table.vocab_size);
-        // Tokens that the table lacks have its first row.
+        // Tokens beyond the end of the table get its first row.
         return if rows == arch.vocab_size {
             Vec::new()
         } else {
@@ -89,12 +89,13 @@ fn steps(arch: &Arch, gguf: &Gguf, spec: &TensorSpec) -> Vec<Step> {
     steps
 }
 
-/// Whether the weights of this norm lack [`Arch::norm_offset`].
+/// Whether [`Arch::norm_offset`] must be added to the stored weights of this norm.
 fn counts_from_one(arch: &Arch, name: &str) -> bool {
     !(name.contains(".linear_attn.") || arch.plain_final_norm && name == arch.final_norm())
 }
 
-/// The rows of q and k in pairs, for families that have them so in llama.cpp, and otherwise here.
+/// The step that puts the rotary pairs of q and k next to each other, if llama.cpp has them so in this family and the model
+/// does not.
 fn in_pairs(arch: &Arch, gguf: &Gguf, attention: &AttentionSpec, rest: &str) -> Option<Step> {
     let own = rest.strip_prefix(arch.module_names.attention)?.strip_prefix('.')?;
     let (module, _) = own.rsplit_once('.')?;
@@ -116,7 +117,7 @@ fn in_pairs(arch: &Arch, gguf: &Gguf, attention: &AttentionSpec, rest: &str) -> 
     gguf.pairs.then(|| Step::Rows(paired(heads, attention.head_dim, 0, attention.head_dim)))
 }
 
-/// The heads of values of linear attention in llama.cpp's order, for Qwen3.5.
+/// The step that puts the value heads of linear attention into llama.cpp's order, for Qwen3.5.
 fn in_tiles(spec: &DeltaNetSpec, rest: &str) -> Option<Step> {
     let &DeltaNetSpec { names, key_heads, value_heads, value_dim, .. } = spec;
     if names != DeltaNetNames::Qwen || key_heads == value_heads {
@@ -132,7 +133,7 @@ fn in_tiles(spec: &DeltaNetSpec, rest: &str) -> Option<Step> {
     }
 }
 
-/// The parts of a tensor that becomes two.
+/// The parts of a tensor that becomes two in the file; `None` if it stays whole.
 fn split(arch: &Arch, spec: &TensorSpec) -> Option<Vec<Output>> {
     let (layer, rest) = in_block(&spec.name)?;
     let block = arch.blocks.get(layer)?;
@@ -167,7 +168,7 @@ fn split(arch: &Arch, spec: &TensorSpec) -> Option<Vec<Output>> {
             _ => {}
         }
     }
-    // Granite 4's gate and up.
+    // Granite 4's fused gate and up.
     let both = arch.module_names.gate_up.filter(|name| *name == "input_linear")?;
     if rest != format!("{}.{both}.weight", arch.module_names.mlp) {
         return None;
@@ -193,7 +194,7 @@ pub(super) fn computed(arch: &Arch) -> Vec<Computed> {
     if arch.qk_norm == QkNorm::Weightless {
         for (layer, block) in arch.blocks.iter().enumerate() {
             let Some(attention) = block.attention() else { continue };
-            // llama.cpp scales scores by the root of the head alone.
+            // llama.cpp scales scores by 1 / sqrt(head_dim) alone, so the norm on q carries the rest of the model's scale.
             let scale = arch.attention_scale * (attention.head_dim as f64).sqrt();
             for (name, value) in [("attn_q_norm", scale as f32), ("attn_k_norm", 1.0)] {
                 all.push(of((format!("blk.{layer}.{name}.weight"), vec![value; attention.head_dim])));
@@ -203,7 +204,8 @@ pub(super) fn computed(arch: &Arch) -> Vec<Computed> {
     all
 }
 
-/// What llama.cpp wants of Gemma 3n's blocks that share keys and values, and never reads: projections of their own.
+/// Zeros for projections of keys and values in the blocks of Gemma 3n that share those of others. llama.cpp requires the
+/// tensors but never reads them.
 fn unread(arch: &Arch) -> Vec<Computed> {
     let mut all = Vec::new();
     for (layer, block) in arch.blocks.iter().enumerate() {

@@ -12,6 +12,7 @@ use tunesmith_base::words::count;
 use tunesmith_config::arch::Arch;
 use tunesmith_data::{ChatTemplate, Tokenizer};
 
+// Types of tokens in `tokenizer.ggml.token_type` (`llama_token_type`).
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
@@ -23,7 +24,7 @@ const BYTE: i32 = 6;
 const SHOWN: [&str; 7] =
     ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"];
 
-/// `tokenizer.ggml.model`: how llama.cpp makes tokens.
+/// How llama.cpp makes tokens: the value of `tokenizer.ggml.model`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kind {
     /// `gpt2`: merges of bytes in words, which a rule of this name splits (`tokenizer.ggml.pre`).
@@ -46,7 +47,7 @@ pub struct GgufVocabulary {
     add_bos: bool,
     template: Option<String>,
     origin: String,
-    /// How the rule that splits text was found, if it was not named.
+    /// The rule that splits text, if it was found rather than named by the user.
     found: Option<Found>,
 }
 
@@ -121,7 +122,7 @@ impl GgufVocabulary {
         (!said.is_empty()).then(|| said.join("; "))
     }
 
-    /// The keys of the header.
+    /// Writes the keys of the tokenizer to the header.
     pub(super) fn describe(&self, arch: &Arch, header: &mut Header) -> Result<()> {
         let rows = arch.vocab_size;
         let beyond = self.tokens.iter().filter(|(id, _)| **id >= rows);
@@ -151,7 +152,7 @@ impl GgufVocabulary {
             Kind::Lines => header.put("tokenizer.ggml.model", Value::text("gemma4")),
         }
         if self.kind == Kind::Scores {
-            // The earlier a piece is merged, the higher its score.
+            // The earlier a piece is merged, the higher its score must be.
             let ranks: HashMap<String, usize> =
                 self.merges.iter().enumerate().rev().map(|(rank, merge)| (merge.replacen(' ', "", 1), rank)).collect();
             let score = |(token, kind): (&String, &i32)| match ranks.get(token) {
@@ -186,8 +187,8 @@ impl GgufVocabulary {
     }
 }
 
-/// Whether the tokenizer merges pieces in each run of line breaks and in each text between them, with spaces as `▁` and nothing before
-/// the text. llama.cpp's `gemma4` does so, and takes a run that is a token as it is.
+/// Whether the tokenizer merges pieces within each run of line breaks and within each text between them, writes spaces as
+/// `▁`, and puts nothing before the text. llama.cpp's `gemma4` does so, and takes a run that is itself a token whole.
 ///
 /// # Errors
 /// The tokenizer cannot handle a run.
@@ -195,7 +196,7 @@ fn merges_lines(json: &Json, tokenizer: &Tokenizer) -> Result<bool> {
     let (normalizer, pre) = (&json["normalizer"], &json["pre_tokenizer"]);
     let marks =
         normalizer["type"] == "Replace" && normalizer["pattern"]["String"] == " " && normalizer["content"] == "▁";
-    // There are no more spaces to split at.
+    // A split at spaces does nothing here, because they were replaced before.
     let whole = pre.is_null() || (pre["type"] == "Split" && pre["pattern"]["String"] == " ");
     let crosses = |merge: &String| merge.contains('\n') && merge.contains(|letter| letter != '\n' && letter != ' ');
     if !marks || !whole || merges(&json["model"]["merges"]).iter().any(crosses) {

@@ -1,16 +1,16 @@
-//! What of an encoder, a connector or an image processor llama.cpp does not compute.
+//! Finds what llama.cpp would compute differently in an image encoder, a connector or an image processor.
 use super::Projector;
 use tunesmith_config::vision::{Bidirectional, Encoder, Pointwise, Processing, Size, Step, VisionArch};
 
-/// Pixels of a window's side in Qwen2.5-VL, and patches that become one row, which are fixed there.
+/// Side of a window in pixels, and side in patches of the square that becomes one row: fixed in llama.cpp for Qwen's models.
 const WINDOW: usize = 112;
 const MERGED: usize = 2;
-/// Width and blocks of the one `InternVL` encoder that llama.cpp takes to have `RMSNorm`.
+/// Width and blocks of the one `InternVL` encoder that llama.cpp assumes to use `RMSNorm`.
 const INTERN_6B: [usize; 2] = [3200, 45];
-/// Widths of the language models of Gemma 4 E2B and E4B, the only ones in which rows of an image do not see those behind them.
+/// Widths of the language models of Gemma 4 E2B and E4B, the only ones in which the rows of an image have causal attention.
 const GEMMA4_CAUSAL: [usize; 2] = [1536, 2560];
 
-/// The first thing that it computes otherwise, if there is one.
+/// The first thing that llama.cpp computes differently, in words; `None` if it computes all as the model does.
 pub(super) fn lacks(projector: Projector, vision: &VisionArch, processing: &Processing) -> Option<String> {
     let encoder = &vision.encoder;
     if !projector.encoders().contains(&encoder.family) {
@@ -40,7 +40,7 @@ fn connector(projector: Projector, vision: &VisionArch) -> Option<String> {
                 {
                     "a connector without biases"
                 }
-                // Those of InternVL have one of their own.
+                // The connectors of InternVL have an epsilon of their own.
                 Step::Norm(norm) if norm.eps != encoder.norm_eps && projector != Projector::InternVl => {
                     "a norm of the connector with another epsilon than the encoder's"
                 }
@@ -52,7 +52,7 @@ fn connector(projector: Projector, vision: &VisionArch) -> Option<String> {
     None
 }
 
-/// What differs from kind to kind.
+/// Rules for single kinds of models.
 fn of_kind(projector: Projector, vision: &VisionArch) -> Option<String> {
     let encoder = &vision.encoder;
     let rules: &[(bool, &str)] = match projector {
@@ -98,7 +98,7 @@ fn of_kind(projector: Projector, vision: &VisionArch) -> Option<String> {
     rules.iter().find_map(|(fits, what)| (!fits).then(|| (*what).into()))
 }
 
-/// The number n, if in exactly every n-th block patches see the whole image.
+/// The number n if patches see the whole image in exactly every n-th block (and a window in the others).
 pub(super) fn interval(encoder: &Encoder) -> Option<usize> {
     let blocks = 0..encoder.feature.blocks;
     let interval = blocks.clone().position(|layer| !encoder.is_windowed(layer))? + 1;
@@ -106,7 +106,7 @@ pub(super) fn interval(encoder: &Encoder) -> Option<usize> {
     blocks.into_iter().all(fits).then_some(interval)
 }
 
-/// How files become pixels.
+/// What differs in how images become pixels.
 fn images(projector: Projector, encoder: &Encoder, processing: &Processing) -> Option<String> {
     if processing.rescale.is_none_or(|factor| (factor * 255.0 - 1.0).abs() > 1e-6) {
         return Some("a rescale_factor other than 1/255".into());
@@ -120,13 +120,13 @@ fn images(projector: Projector, encoder: &Encoder, processing: &Processing) -> O
     let Some(side) = side(processing) else {
         return Some("images that are no squares of one size".into());
     };
-    // A convolution leaves out what is no whole patch.
+    // The patch embedding, a convolution, ignores pixels that do not fill a patch.
     let patches = side as usize / encoder.patch_size;
     (encoder.grid != [patches; 2])
         .then(|| format!("images of {side} pixels a side, for which the encoder has no positions"))
 }
 
-/// The side of the square that each image or tile becomes.
+/// The side in pixels of the square that each image or tile is resized to; `None` if the size varies or is no square.
 pub(super) fn side(processing: &Processing) -> Option<u32> {
     let square = |[height, width]: [u32; 2]| (height == width).then_some(height);
     match (processing.crop, processing.size) {

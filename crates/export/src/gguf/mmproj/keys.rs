@@ -1,14 +1,15 @@
-//! Sizes and constants of encoder, connector and image processor in a file's header.
+//! Writes the sizes and constants of an image encoder, its connector and its image processor to the header of an `mmproj`
+//! file.
 use super::super::container::{Header, Value};
 use super::{Projector, check};
 use tunesmith_config::vision::{Encoder, Pointwise, Processing, Size, Step, VisionArch};
 
-/// The side of an image in the file of a model whose images keep their shape; llama.cpp only warms up with it.
+/// `image_size` for Qwen2-VL and Qwen2.5-VL, whose images keep their shape. llama.cpp uses it only to warm up.
 const QWEN_SIDE: usize = 560;
-/// The same of Gemma 4, which llama.cpp does not read.
+/// `image_size` for Gemma 4, which llama.cpp does not read.
 const GEMMA4_SIDE: usize = 224;
 
-/// Writes all of it.
+/// Writes all keys except those that describe the file itself (`general.*`).
 pub(super) fn describe(projector: Projector, vision: &VisionArch, processing: &Processing, header: &mut Header) {
     let encoder = &vision.encoder;
     let number = |value: f64| Value::F32(value as f32);
@@ -27,7 +28,7 @@ pub(super) fn describe(projector: Projector, vision: &VisionArch, processing: &P
         header.own(&format!("vision.{key}"), Value::count(count));
     }
     header.own("vision.attention.layer_norm_epsilon", number(encoder.norm_eps));
-    // (x / 255 - mean) / std: without a normalisation, nothing is taken off.
+    // llama.cpp computes (x / 255 - mean) / std. Without a normalization, mean 0 and std 1 change nothing.
     let [mean, std] = processing.normalize.unwrap_or([[0.0; 3], [1.0; 3]]);
     header.own("vision.image_mean", Value::F32s(mean.to_vec()));
     header.own("vision.image_std", Value::F32s(std.to_vec()));
@@ -62,7 +63,7 @@ pub(super) fn describe(projector: Projector, vision: &VisionArch, processing: &P
                 put("preproc_max_tiles", Value::U32(most));
             }
         }
-        // Without it, llama.cpp would leave out the last block.
+        // Without this key, llama.cpp would leave out the last block.
         Projector::Llava => put("feature_layer", Value::I32s(vec![encoder.feature.blocks as i32])),
         Projector::Pixtral => {
             if vision.connector.steps.iter().any(|step| matches!(step, Step::ByFeature(_))) {
@@ -87,7 +88,7 @@ fn longest_edge(processing: &Processing) -> Option<u32> {
     }
 }
 
-/// The longest side that an image keeps.
+/// The longest side in pixels that an image keeps; 0 if the image processor does not limit it.
 fn longest_side(processing: &Processing) -> usize {
     match processing.size {
         Size::Within { most: [height, width], .. } => height.max(width) as usize,
@@ -95,7 +96,7 @@ fn longest_side(processing: &Processing) -> usize {
     }
 }
 
-/// The side of what the encoder reads, in pixels.
+/// The side in pixels of the image or tile that the encoder reads.
 fn image_size(projector: Projector, encoder: &Encoder, processing: &Processing) -> usize {
     match projector {
         Projector::Gemma4 => GEMMA4_SIDE,

@@ -1,5 +1,5 @@
-//! llama.cpp's second file of a model that sees images: encoder and connector, `mmproj`. Names, keys and types of numbers are those of
-//! llama.cpp's converter (`conversion/` there); how they are computed: `tools/mtmd`.
+//! Writes `mmproj`, the second file of a multimodal model for llama.cpp: the image encoder and its connector. Names, keys and
+//! types of numbers are those of llama.cpp's converter (`conversion/` there). `tools/mtmd` there computes with them.
 mod check;
 mod keys;
 mod tensors;
@@ -16,7 +16,7 @@ use tunesmith_data::Tokenizer;
 use tunesmith_model::vision_files::VisionFiles;
 use tunesmith_model::weights::WeightFiles;
 
-/// What llama.cpp computes behind an encoder: its `clip.projector_type`.
+/// Which connector llama.cpp computes after the encoder: its `clip.projector_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Projector {
     Gemma3,
@@ -31,7 +31,7 @@ enum Projector {
 }
 
 impl Projector {
-    /// That of a multimodal model, by its `model_type` and its encoder.
+    /// The projector of a multimodal model, by its `model_type` and its encoder; `None` if llama.cpp has none.
     fn of(model_type: &str, encoder: &Encoder) -> Option<Self> {
         Some(match model_type {
             "llava" | "mistral3" if encoder.family == "pixtral" => Self::Pixtral,
@@ -61,7 +61,7 @@ impl Projector {
         }
     }
 
-    /// The kinds of encoders that may stand before it.
+    /// The kinds of encoders that it may follow.
     const fn encoders(self) -> &'static [&'static str] {
         match self {
             Self::Gemma3 => &["siglip_vision_model"],
@@ -77,19 +77,20 @@ impl Projector {
     }
 }
 
-/// Encoder and connector of a model that llama.cpp computes as the model does.
+/// The image encoder and the connector of a model, checked to be computed alike in llama.cpp.
 #[derive(Debug, Clone)]
 pub struct Mmproj {
     /// The encoder and the connector.
     pub vision: Arc<VisionArch>,
     processing: Processing,
     projector: Projector,
-    /// The token behind each line of an image's rows, whose embedding the file holds too.
+    /// For Pixtral: the token after each line of an image's rows. The file contains its embedding too.
     line_end: Option<u32>,
 }
 
 impl Mmproj {
-    /// Those of the model in `base`, of which `weights` are the files. `arch` may have its [`VisionArch`] already.
+    /// Opens the encoder and the connector of the model in the folder `base`, whose files are `weights`. Reads their shape from
+    /// the folder unless `arch` has it already ([`Arch::vision`]).
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`], by name: a model that llama.cpp does not know, or computes otherwise, or whose encoder is not
@@ -121,7 +122,7 @@ impl Mmproj {
         if let Some(what) = check::lacks(projector, &vision, &processing) {
             return Err(super::check::refuse(family, &what));
         }
-        // A checkpoint may have the language model alone.
+        // Fails if the checkpoint contains only the language model.
         let seeing = Arch { vision: Some(Arc::clone(&vision)), ..arch.clone() };
         VisionFiles::open(&seeing, Some(weights), 0)?;
         let line_end = match projector {
@@ -131,7 +132,7 @@ impl Mmproj {
         Ok(Self { vision, processing, projector, line_end })
     }
 
-    /// What llama.cpp computes otherwise than the model nevertheless, for people.
+    /// A remark for the user on a difference that llama.cpp has nevertheless; `None` if there is none.
     pub fn remark(&self) -> Option<&'static str> {
         match self.projector {
             Projector::Llava if self.vision.encoder.class_token => Some(
@@ -157,7 +158,7 @@ impl Mmproj {
     }
 }
 
-/// The token behind each line of an image's rows.
+/// The id of the token after each line of an image's rows.
 fn line_end(base: &Path) -> Result<u32> {
     let token = PIXTRAL_TOKENS[0];
     Tokenizer::load_with(base, &[])?.id(token).ok_or_else(|| {
@@ -167,7 +168,7 @@ fn line_end(base: &Path) -> Result<u32> {
 }
 
 impl GgufFormat {
-    /// The type of encoder and connector beside a language model of this one: 4 bits are too coarse.
+    /// The format of encoder and connector if the language model has this one. 4 bits are too coarse for them, so they get 8.
     #[must_use]
     pub const fn beside(self) -> Self {
         match self {
@@ -177,7 +178,8 @@ impl GgufFormat {
     }
 }
 
-/// Writes encoder and connector of a merged model, whose [`Arch::vision`] is that of `mmproj`; returns the bytes of the file.
+/// Writes the encoder and the connector of a merged model to the file `path`, and returns its size in bytes. The model's
+/// [`Arch::vision`] must be that of `mmproj`. `name` becomes `general.name`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Numeric`]: a number that the type does not hold; [`tunesmith_base::Kind::Io`]: the disk.

@@ -1,4 +1,4 @@
-//! What each tensor of encoder and connector is called in a file, and which type its numbers have there.
+//! Names each tensor of an image encoder and its connectors in an `mmproj` file, and chooses the format of its numbers.
 use super::super::GgufFormat;
 use super::super::rows::{Step, paired};
 use super::super::tensors::Output;
@@ -6,7 +6,7 @@ use super::Projector;
 use tunesmith_config::arch::{Arch, EMBEDDING, TensorSpec};
 use tunesmith_config::vision::{CLIP_BOUNDS, Connector, Encoder, VisionArch};
 
-/// Every tensor of encoder and connectors, with what becomes of it, in the order of the forward pass.
+/// Every tensor of encoder and connectors in the order of the forward pass, each with the tensor of the file that it becomes.
 pub(super) fn outputs(projector: Projector, vision: &VisionArch) -> Vec<(TensorSpec, Output)> {
     let encoder = &vision.encoder;
     let mut all = Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn outputs(projector: Projector, vision: &VisionArch) -> Vec<(TensorS
     all
 }
 
-/// The embedding of the token behind each line of an image's rows, of a model with this vocabulary.
+/// The embedding of the token after each line of an image's rows: one row of the model's embedding.
 pub(super) fn line_end(arch: &Arch, token: usize) -> (TensorSpec, Output) {
     let steps = vec![Step::Rows(vec![token])];
     let output = Output { name: "v.token_embd.img_break".into(), shape: vec![arch.hidden_size], steps };
@@ -51,7 +51,7 @@ fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, (norm, 
     use tunesmith_config::vision::Step as Part;
     let (mut linears, mut standardized) = (linears.into_iter(), Vec::new());
     let mut put = |spec: TensorSpec, module: &str, steps: Vec<Step>| {
-        // A bare matrix has no kind behind its name.
+        // The name of a bare matrix does not end in `.weight`.
         let kind = if spec.name.rsplit_once('.').is_some_and(|(_, kind)| kind == "bias") { "bias" } else { "weight" };
         let output = Output { name: format!("{module}.{kind}"), shape: spec.shape.clone(), steps };
         all.push((spec, output));
@@ -85,7 +85,8 @@ fn connector(all: &mut Vec<(TensorSpec, Output)>, connector: &Connector, (norm, 
     all.extend(standardized);
 }
 
-/// What a tensor of the encoder becomes: a module of several frames, or of queries, keys and values, is cut.
+/// What a tensor of the encoder becomes. A patch embedding of several frames is cut into one tensor per frame, and a fused
+/// module of queries, keys and values into three.
 fn of_encoder(projector: Projector, encoder: &Encoder, spec: &TensorSpec) -> Vec<Output> {
     let inner = spec.name.strip_prefix(&encoder.prefix).unwrap_or(&spec.name);
     let whole = |name: String| vec![Output { name, shape: spec.shape.clone(), steps: Vec::new() }];
@@ -121,7 +122,7 @@ fn of_encoder(projector: Projector, encoder: &Encoder, spec: &TensorSpec) -> Vec
         };
         return ["attn_q", "attn_k", "attn_v"].into_iter().enumerate().map(cut).collect();
     }
-    // llama.cpp turns neighbouring rows of a head together.
+    // llama.cpp applies rotary embeddings to pairs of neighbouring rows of a head.
     let turns = module == names.query || module == names.key;
     if encoder.rope_in_turns && turns {
         let size = encoder.hidden_size / encoder.num_heads;
@@ -129,7 +130,7 @@ fn of_encoder(projector: Projector, encoder: &Encoder, spec: &TensorSpec) -> Vec
         let steps = vec![Step::Rows(paired(encoder.num_heads, size, 0, size))];
         return vec![Output { name: of(&format!("{part}.{kind}")), shape: spec.shape.clone(), steps }];
     }
-    // Bounds of a module that clips stand beside the module's own name's last part.
+    // The bounds of a module that clips its values are named after the module.
     let bound = CLIP_BOUNDS.contains(&kind);
     let is = |name: &str| module == if bound { name.rsplit_once('.').map_or(name, |(module, _)| module) } else { name };
     let is_norm = |norms: Option<[&str; 2]>, place: usize| norms.is_some_and(|norms| norms[place] == module);
@@ -181,7 +182,7 @@ pub(super) fn format(projector: Projector, name: &str, shape: &[usize], format: 
     let plain = matches!(projector, Projector::Gemma3 | Projector::Idefics3);
     match format {
         _ if shape.len() < 2 || name.contains("position_embd") || name == "v.class_embd" => GgufFormat::F32,
-        // A convolution has no kernel for other types. The merger of Mistral 3 reads as one.
+        // llama.cpp has no convolution kernels for other formats. It treats Mistral 3's merger as a convolution.
         _ if name.contains("patch_embd") || name.contains("patch_merger") => {
             if format == GgufFormat::F16 && !plain {
                 format
@@ -189,7 +190,7 @@ pub(super) fn format(projector: Projector, name: &str, shape: &[usize], format: 
                 GgufFormat::F32
             }
         }
-        // llama.cpp transposes it, for which blocks of numbers are no use.
+        // llama.cpp transposes this matrix, which it cannot do with blocks of numbers.
         GgufFormat::Q8_0 if projector == Projector::Gemma3 && name == "mm.input_projection.weight" => GgufFormat::F16,
         format => format.of(name, shape),
     }
