@@ -120,6 +120,8 @@ pub struct Args {
 }
 
 impl Args {
+    /// The type of the base's matrices in memory: that of `--dtype`, or else bfloat16 with `--bf16`, or else float32.
+    ///
     /// # Errors
     /// `--dtype` names no type.
     fn base_dtype(&self) -> Result<Dtype> {
@@ -131,8 +133,10 @@ impl Args {
         }
     }
 
+    /// Refuses flags that matter only for training if answers are measured (`--mode decode`).
+    ///
     /// # Errors
-    /// A flag about training, in a measurement of answers.
+    /// [`crate::Kind::Config`], naming the flag.
     fn refuse_what_trains(&self) -> Result<()> {
         let flags = [
             ("--gradient-checkpointing", self.gradient_checkpointing),

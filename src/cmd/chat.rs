@@ -42,7 +42,7 @@ struct Chat {
     messages: Vec<Value>,
     /// The images of `messages`, in their order.
     images: Vec<String>,
-    /// Images of the next question.
+    /// Images that were added (`/image`) and will be shown with the next question.
     next_images: Vec<String>,
     memory: Memory,
     tuned: bool,
@@ -51,6 +51,7 @@ struct Chat {
 }
 
 #[derive(Debug, PartialEq, Eq)]
+/// Whether the conversation goes on after a line of input.
 enum Next {
     On,
     Leave,
@@ -177,7 +178,7 @@ impl Chat {
             return Ok(());
         }
         let name = named_images(&[file.into()])?.concat();
-        // Without a network, or room in the cache, the conversation goes on too.
+        // An image that cannot be fetched or cached must not end the conversation either.
         let kept = pictures.keep(name.clone()).map_err(|error| error.with_kind(Kind::Data))?;
         let rows: usize = pictures.rows(&kept)?.tiles.iter().sum();
         if pictures.chat().is_none() {

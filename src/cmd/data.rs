@@ -257,7 +257,7 @@ fn look(data: &Dataset, pictures: &dyn Pictures) -> Result<Vec<(&'static str, Pi
     splits(data).filter_map(|split| of(split).transpose()).collect()
 }
 
-/// The same as lines of text, with possible problems.
+/// The properties of each split's images as lines of text, with possible problems.
 fn about_pictures(looked: &[(&str, PictureReport)], colour: bool) -> String {
     let mut text = String::new();
     let mut warnings = Vec::new();
@@ -388,7 +388,7 @@ fn marked(data: &Dataset, example: &Example, colour: bool) -> Result<String> {
     let (mut begin, mut shown) = (0, 0);
     for run in labels.chunk_by(|a, b| (*a == IGNORE) == (*b == IGNORE)) {
         let end = begin + run.len();
-        // A decoder may treat the first token of a text differently: pieces are cut from the whole.
+        // A decoder may treat the first token of a text differently, so pieces are cut from the decoded whole.
         let through = if end == ids.len() { whole.len() } else { data.tokenizer.decode(&ids[..end], false)?.len() };
         let through = (shown..=through.min(whole.len())).rev().find(|&at| whole.is_char_boundary(at)).unwrap_or(shown);
         let piece = &*printable(&whole[shown..through]);

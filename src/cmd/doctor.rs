@@ -151,7 +151,8 @@ fn processor(machine: &MachineInfo) -> Finding {
     Finding::new("processor", Verdict::Good, text)
 }
 
-/// `pairs`: products of bfloat16 numbers have an instruction.
+/// The finding about vector instructions. `pairs` tells whether the processor has an instruction for products of bfloat16
+/// numbers.
 fn vectors(level: Level, pairs: bool) -> Finding {
     match level {
         Level::Amx => Finding::new(
@@ -250,7 +251,7 @@ fn gpu() -> Finding {
     }
 }
 
-/// What ranks on several GPUs exchange gradients with; nothing where there is one GPU or none.
+/// The finding about NCCL, with which ranks on several GPUs exchange gradients; `None` with fewer than two GPUs.
 #[cfg(feature = "cuda")]
 fn nccl() -> Option<Finding> {
     if !library::driver_is_installed() || Context::count().is_ok_and(|count| count < 2) {

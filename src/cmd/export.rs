@@ -165,7 +165,7 @@ fn how_to_use(arch: &Arch, adapter: bool, dir: &str) -> String {
         (Some(_), None, None) if !adapter => "text-classification",
         _ => return format!("{} has the code", Path::new(dir).join("README.md").display()),
     };
-    // A JSON string is one of Python's too.
+    // A JSON string is a string literal in Python too.
     let dir = serde_json::Value::from(dir);
     let code = format!("from transformers import pipeline; print(pipeline(\"{task}\", {dir})(\"Hello\"))");
     format!("python3 -c {}", quoted(&code))

@@ -14,7 +14,7 @@ use crate::export::merge::Parts;
 use crate::files::output::{Existing, OutputFile, check_no_overlap, check_output_file};
 use crate::plan::human_bytes;
 
-/// What is said of the images of a model without a second file.
+/// Begins the line that says why no file with the image encoder is written.
 const NO_IMAGES: &str = "images          none: ";
 
 /// What the flags of `export` say about files for llama.cpp.
@@ -94,7 +94,8 @@ pub fn write(request: &GgufRequest<'_>, mut opened: Opened, name: &str) -> Resul
     Ok((text, files.into_iter().map(named).collect()))
 }
 
-/// Encoder and connector to write, with their type, if there are any; and what to print of it.
+/// The image encoder and connector to write, with their format, or `None`; and a line to print about them, which may be
+/// empty.
 fn images(request: &GgufRequest<'_>, opened: &Opened) -> Result<(Option<(Mmproj, GgufFormat)>, String)> {
     let (parts, word) = (&opened.parts, request.mmproj.to_lowercase());
     let (asked, format) = match word.as_str() {
@@ -122,7 +123,7 @@ fn images(request: &GgufRequest<'_>, opened: &Opened) -> Result<(Option<(Mmproj,
             Err(Error::config("--gguf: llama.cpp cannot see images with a text model paired with an image encoder (vision.encoder)")
                 .hint("--hf writes all of it for Transformers; --mmproj none writes the text model alone, which sees no images"))
         }
-        // What was trained of it would be lost.
+        // Leaving the encoder out would lose what the adapter has trained of it.
         Err(error) if parts.arch.vision.is_some() && opened.top.is_some() => {
             let why = error.message();
             Err(Error::config(format!("--gguf: the adapter changes the image encoder or the connector, and {why}"))
@@ -135,7 +136,8 @@ fn images(request: &GgufRequest<'_>, opened: &Opened) -> Result<(Option<(Mmproj,
     }
 }
 
-/// How a model sees images, if that can be read. llama.cpp has another name for a language model whose positions have several axes.
+/// The image encoder of a model, if its description can be read. The language model's file depends on it too: llama.cpp has
+/// another architecture for a model whose positions have several axes.
 fn seen(parts: &Parts) -> Option<Arc<VisionArch>> {
     let Arch { vision, wrapper, hidden_size, .. } = &parts.arch;
     let read = || wrapper.and_then(|_| VisionArch::of_model(&parts.base, *hidden_size).ok()).map(Arc::new);
@@ -166,7 +168,7 @@ pub fn no_adapter() -> Error {
     Error::config("no adapter is named").hint("name one: --adapter DIR")
 }
 
-/// Checks that a file may be written, before all the work; returns where.
+/// Checks that the file `path` may be written, before all the work. Returns the path to write to.
 fn claim(request: &GgufRequest<'_>, path: &Path, reads: &[PathBuf]) -> Result<PathBuf> {
     check_no_overlap(path, reads)?;
     let existing = Existing::unless("--overwrite", request.overwrite);

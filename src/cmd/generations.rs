@@ -75,7 +75,7 @@ impl Form {
     }
 }
 
-/// The rows that an existing file already answers.
+/// What an existing file already contains: the number of answered rows, and the answer to the first one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Done {
     pub rows: usize,
@@ -87,7 +87,7 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// Nothing that stays.
+    /// No row is answered yet, and an existing file is replaced.
     pub const NONE: Self = Self { rows: 0, form: None, first: Vec::new(), bytes: None };
 
     /// Counts the rows in `out`, and cuts off an incomplete line at its end.
@@ -102,7 +102,7 @@ impl Done {
             }
             Err(error) => return Err(Error::io("read", out, &error)),
         };
-        // Held until an incomplete line is cut off: another command may be within it.
+        // Locks the file until an incomplete line is cut off, because another command may be writing that line.
         hold(&file, out)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|error| Error::io("read", out, &error))?;
@@ -133,8 +133,8 @@ impl Done {
         Ok(done)
     }
 
-    /// Holds the file's first answer to what `again` says to that row, on the CPU: a GPU's answers depend on the rows beside by
-    /// rounding.
+    /// Compares the file's first answer with the answer `again` to that row, so that a file is not continued with another model
+    /// or other settings. Only on the CPU: on a GPU, rounding makes an answer depend on the other rows of its batch.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: it differs; those of `again`.
@@ -142,7 +142,7 @@ impl Done {
         if self.rows == 0 || device != Device::Cpu {
             return Ok(());
         }
-        // As it would be read from the file.
+        // Compares with the answer as it would be read from the file.
         let again = Value::Array(again()?).to_string();
         if serde_json::from_str(&again).is_ok_and(|again: Vec<Value>| again == self.first) {
             return Ok(());

@@ -89,7 +89,7 @@ impl<'a> Shower<'a> {
         Self { session, shown, stop, split, reasoning_printed: 0, printed: 0, read: 0 }
     }
 
-    /// Prints what is new of the reasoning, and of the first `end` bytes of the answer.
+    /// Prints the part of the reasoning, and of the first `end` bytes of the answer, that was not printed yet.
     fn show(&mut self, reasoning: &str, answer: &str, end: usize) -> Result<()> {
         if self.shown && reasoning.len() > self.reasoning_printed {
             print_reasoning(&reasoning[self.reasoning_printed..]);
@@ -200,7 +200,7 @@ pub(super) fn named_images(files: &[PathBuf]) -> Result<Vec<String>> {
             let is_data = file.to_str().is_some_and(|name| name.starts_with("data:"));
             if is_data { error.hint("a file, or an address of http or https, is expected here") } else { error }
         })?;
-        // Rows name their images in UTF-8, and so does all behind this.
+        // Names of images must be UTF-8, as they are in rows.
         path.into_os_string().into_string().map_err(|path| {
             Error::data(format!("image {}: its name is not valid UTF-8", path.display())).hint("rename the file")
         })

@@ -62,7 +62,7 @@ fn has_nccl() -> bool {
     crate::comm::nccl::probe().is_ok()
 }
 
-/// As above, in a program without NCCL.
+/// Whether ranks can exchange data over NCCL here: never, because this program was built without it.
 #[cfg(not(feature = "cuda"))]
 const fn has_nccl() -> bool {
     false
@@ -76,7 +76,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// Starts the ranks, and restarts them up to `--max-restarts` times.
 ///
 /// # Errors
-/// That of the rank which failed first; [`crate::Kind::Preempted`] when the run was stopped by a signal after saving.
+/// The error of the rank that failed first; [`crate::Kind::Preempted`] when a signal stopped the run after saving.
 pub fn run(args: &Args) -> Result<()> {
     let job = match ProcessLaunch::plan(args)? {
         RankLaunch::Processes(job) => job,
@@ -108,6 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// How the ranks of this machine are started.
 enum RankLaunch {
     Processes(ProcessLaunch),
     /// Threads of one process, which replaces this one.
@@ -232,7 +233,8 @@ impl ProcessLaunch {
         self.nproc * self.nnodes
     }
 
-    /// Runs the ranks once. Returns the error that ended them, if any.
+    /// Runs the ranks once, after `restarts` restarts. Returns the error that ended them, if any. `asked` counts the signals that
+    /// asked the run to stop.
     fn attempt(&self, restarts: usize, asked: &AtomicUsize) -> Result<Option<Error>> {
         let token = match std::env::var(TOKEN) {
             Ok(token) if !token.is_empty() => RunToken::given(&token)?,
@@ -281,7 +283,7 @@ impl ProcessLaunch {
         }
     }
 
-    /// The rendezvous address: served here, or by the first machine.
+    /// The address at which the ranks meet. With one machine, or on the first of several, this process serves it.
     fn meeting_place(&self, token: &RunToken) -> Result<SocketAddr> {
         let Some((host, port)) = &self.master else {
             let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);

@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
     terminal::print(&measured(&largest, device::device(resolved.config.model.device)?))
 }
 
-/// Too short for a progress bar.
+/// Shows notices and warnings, but no progress: the command is too short for a bar.
 struct Quiet;
 
 impl data::Progress for Quiet {
@@ -211,7 +211,7 @@ fn own_processes(proc: &Path) -> Vec<Process> {
     found
 }
 
-/// A part of a step's memory: name and bytes.
+/// A row of the table of a step's memory: its name, and the part of [`StepMemory`] that it shows.
 type Part = (&'static str, fn(&StepMemory) -> u64);
 
 /// The predicted and the measured memory of a step on the largest pass.

@@ -127,7 +127,7 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let mut plain = plain_model(&output, None, merged.model.device)?;
-    // This makes the sample rows the same.
+    // Both models must compute the same sample rows, whose tokens depend on the trained token rows.
     plain.arch.token_rows.clone_from(&merged.model.arch.token_rows);
     let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());
     if dtype == Some(Dtype::F32) && requantization.is_none() {

@@ -92,7 +92,7 @@ pub struct ModelSession {
     pub stop_ids: Vec<u32>,
     /// Reads images; `None` if the model has no image encoder.
     pub pictures: Option<Arc<dyn Pictures>>,
-    /// To switch between base and adapter; `None` without an adapter.
+    /// The values to switch between base and adapter with; `None` without an adapter.
     values: Option<BothValues>,
 }
 
@@ -240,7 +240,8 @@ fn look(config: &Config, seer: Seer<'_>, sees: bool, downloads: &Downloads) -> R
     if sees { Sight::open(config, seer, Part::Whole, downloads).map(Some) } else { Ok(None) }
 }
 
-/// The special token that ends the assistant's turn: the first one behind it, be it that of the next message.
+/// The special token that ends the assistant's turn: the first special token after the answer, even if it begins the next
+/// message.
 fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
     [false, true].into_iter().find_map(|followed| {
         let (text, end) = template.one_answer(followed)?;
@@ -322,7 +323,7 @@ impl ModelSession {
         })
     }
 
-    /// An image in front of an answer, without a chat template.
+    /// The prompt for a captioner, which gets only an image and no text.
     fn picture(&self, name: &str) -> Result<Prompt> {
         let pictures = self.sees()?;
         let (ids, shown) = before_caption(pictures, &self.tokenizer, name.to_owned(), 0)?;
@@ -339,7 +340,8 @@ impl ModelSession {
         self.fits(self.tokenizer.encode_first(text, true, most)?.ids, text.len())
     }
 
-    /// Checks that a prompt leaves room for an answer. `ids` may be cut off if they are too many; `bytes` is the text's length.
+    /// Checks that a prompt leaves room for an answer. Of a text that is too long, `ids` may hold only the beginning; `bytes` is
+    /// the length of the whole text.
     fn fits(&self, ids: Vec<u32>, bytes: usize) -> Result<Prompt> {
         let limit = self.model.arch.reach();
         match ids.len() {
@@ -399,7 +401,8 @@ impl ModelSession {
     /// # Errors
     /// As [`ModelSession::tokens`]; the row has no known form.
     pub fn row(&self, system: Option<&str>, row: &Value) -> Result<Prompt> {
-        // What a row without an answer lacks: a question's, or an image's. A caption is never empty.
+        // The field that a row without an answer may lack: the answer to a question, or the caption of an image. A caption must
+        // not be empty.
         const ANSWERS: [(&str, &str); 2] = [("answer", ""), ("caption", "?")];
         let mut fields = match row {
             Value::String(text) => return self.turn(system, text, &[]),
@@ -410,7 +413,7 @@ impl ModelSession {
             fields.clear();
             fields.insert("messages".to_owned(), messages);
         }
-        // A row without an answer is recognised by adding one.
+        // To recognize the form of a row without an answer, one is added.
         let with = |(name, answer): &(&str, &str)| {
             let mut fields = fields.clone();
             fields.insert((*name).to_owned(), (*answer).into());

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::model::targets::place;
 use std::fmt::Write as _;
 
-/// Modules and parameters within a block, in model order, and how often the usual rank each has.
+/// The adapted modules and parameters of a block, in model order, each with its rank as a multiple of `r`.
 #[derive(Debug, Default, PartialEq)]
 struct Adapted(Vec<(String, usize)>);
 
@@ -25,12 +25,13 @@ impl Adapted {
         Ok(found)
     }
 
-    /// Those that are not among `others`.
+    /// The modules and parameters that are not among `others`.
     fn without(&self, others: &Self) -> Self {
         Self(self.0.iter().filter(|one| !others.0.contains(one)).cloned().collect())
     }
 
-    /// Such as `self_attn.q_proj, k_proj; mlp.experts.gate_up_proj (2 r)`: names of one module follow each other.
+    /// The names in one line, such as `self_attn.q_proj, k_proj; mlp.experts.gate_up_proj (2 r and 2 lora_alpha)`. Names within
+    /// the same module follow each other.
     fn text(&self) -> String {
         let mut modules: Vec<(&str, String)> = Vec::new();
         for (name, times) in &self.0 {

@@ -86,14 +86,15 @@ impl Opened {
     }
 }
 
-/// Where a merge is compared with its adapter: on the device that the configuration chooses, if the model fits there in float32.
+/// Chooses the device on which a merge is compared with its adapter: the one that the configuration names if the model fits
+/// there in float32, else the CPU.
 ///
 /// # Errors
 /// [`crate::Kind::Device`]: a GPU was asked for, and it or a library is not there.
 fn device_of_check(choice: DeviceChoice, parts: &Parts) -> Result<DeviceChoice> {
     let device = device::device(choice)?;
     let weights = parts.arch.tensors().iter().map(|spec| 4 * spec.len() as u64).sum::<u64>();
-    // Activations of the few rows take little.
+    // The activations of the few rows need little memory.
     let (needed, usable) = (weights + weights / 10 + gpu::WORKSPACE as u64, device::usable(device));
     if device != Device::Cpu && usable.is_some_and(|usable| usable < needed) {
         print_note(&format!(
@@ -260,7 +261,7 @@ impl PartsArgs {
         }
     }
 
-    /// Refuses flags of a blend with which nothing useful would come out, and those that nothing reads.
+    /// Refuses flags of a blend that could give no useful result, and flags that would have no effect.
     ///
     /// # Errors
     /// [`crate::Kind::Config`], naming the flag.

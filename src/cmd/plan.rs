@@ -261,7 +261,7 @@ fn machine(args: &Args, choice: DeviceChoice) -> Result<Machine> {
             None => return Err(Error::config(format!("--vram {text:?}, expected a size such as 24GiB"))),
         },
         (None, Device::Cpu) => machine::usable_memory() / ranks,
-        // The context is no longer among what is free, and the plan counts it.
+        // The free memory does not include the CUDA context of this process, but the plan counts one.
         (None, Device::Gpu) => here.and_then(device::usable).map_or(Machine::UNKNOWN, |free| free + CUDA_CONTEXT),
     };
     Ok(Machine { device, ranks, memory })

@@ -36,7 +36,7 @@ pub(super) struct Time {
     pub basis: String,
     /// The whole run, if `train.max_steps` is set.
     pub seconds: Option<f64>,
-    /// Of each image once before training, on one rank, if its features are kept.
+    /// Seconds that one rank takes to encode an image, once before training; `None` if features are not cached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_per_image_ahead: Option<f64>,
 }

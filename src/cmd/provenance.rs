@@ -50,7 +50,7 @@ pub fn check_allowed(allow: &[String]) -> Result<()> {
     stamp_check::check_allowed(allow, &[stamp_check::BASE_MODEL])
 }
 
-/// Checks that the adapter in `dir` was trained on this base.
+/// Checks that the adapter in `dir` was trained on this base, and reports a difference that `allow` accepts.
 ///
 /// # Errors
 /// [`crate::Kind::Checkpoint`], with both sides: it is another base, and `allow` does not accept it.

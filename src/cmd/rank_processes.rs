@@ -38,7 +38,7 @@ pub(super) struct Rank {
     /// The threads that show its output.
     pub output: Vec<JoinHandle<()>>,
     pub ended: Option<(ExitStatus, Instant)>,
-    /// The launcher has killed it, because another rank has failed.
+    /// Whether the launcher has killed it because another rank failed.
     pub killed: bool,
 }
 

@@ -65,7 +65,8 @@ fn text(plan: &Value) -> String {
     out + "run\n" + &plan::table(&alone)
 }
 
-/// Adds a row for every value, named by its path below the group. Numbers are `bytes` there, or where the name says so.
+/// Adds a row for every value, named by its path below the group. Numbers are shown as bytes if `bytes` is set or the name
+/// says so.
 fn flatten(name: &str, value: &Value, bytes: bool, rows: &mut Vec<(String, String)>) {
     let shown = match value {
         Value::Object(fields) => {

@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn words_stay_whole() {
-        // A line break before the word would not gain a column.
+        // A line break before the word would not make room for it.
         let path = "file  /a/very/long/path/without/blanks";
         assert_eq!(fold(path, 12), path);
         assert_eq!(fold("/a/very/long/path", 4), "/a/very/long/path");

@@ -122,7 +122,7 @@ fn by_accelerate(variable: impl Fn(&str) -> Option<String>, launched: bool, name
     let mut notes = Vec::new();
     let Some(precision) = variable("ACCELERATE_MIXED_PRECISION") else { return notes };
     let asked = |name: &str| variable(name).is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    // It sets the port only if it should start several processes.
+    // `accelerate launch` sets the port only if it was to start several processes.
     if !launched && variable("MASTER_PORT").is_some() && variable("WORLD_SIZE").is_none() {
         notes.push(
             "accelerate launch has started one process: with --cpu, mpirun starts the others (--mpirun_hostfile); \

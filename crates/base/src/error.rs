@@ -207,8 +207,8 @@ impl Error {
         self
     }
 
-    /// The same error under another class: a missing file is [`Kind::Data`] if data was to be read. An error about what
-    /// the machine lacks, such as disk space or memory, keeps its class.
+    /// Changes the class of the error: a missing file is [`Kind::Data`] if it should hold data, for example. An error about
+    /// what the machine lacks, such as disk space or memory, keeps its class.
     #[must_use]
     pub const fn with_kind(mut self, kind: Kind) -> Self {
         if !self.of_machine {
@@ -259,7 +259,7 @@ fn hint_of(source: &io::Error) -> Option<&'static str> {
         (_, Of::NotFound) => "check the path: nothing is there",
         (_, Of::AlreadyExists) => "move away what is there, or name another place",
         (_, Of::UnexpectedEof) => "the file is cut off: copy it or write it again",
-        // A hard link or a FIFO, and not what a decompressor calls so: a wrong checksum.
+        // A path that leads to no regular file. Decompressors report a wrong checksum as `InvalidInput` too: see the next arm.
         (None, Of::InvalidInput) if files::is_no_regular_file(source) => {
             "put a regular file in its place, or name another: FIFOs, devices, sockets and links like this are not used"
         }
@@ -318,7 +318,7 @@ mod tests {
         let hint = |path: &str, source: &io::Error| Error::io("write", path, source).hint_text().map(str::to_owned);
         assert!(hint("standard output", &full).is_some_and(|hint| hint.contains("where the output is sent to")));
         assert!(hint("run/metrics.jsonl", &full).is_some_and(|hint| hint.contains("free some space")));
-        // What a decompressor says of a wrong checksum.
+        // The error of a decompressor about a wrong checksum.
         let damaged = io::Error::new(io::ErrorKind::InvalidInput, "corrupt gzip stream");
         assert!(hint("rows.jsonl.gz", &damaged).is_some_and(|hint| hint.contains("whole") && !hint.contains("FIFO")));
     }

@@ -37,11 +37,11 @@ pub const fn name(signal: i32) -> &'static str {
 pub fn listen() {
     let (ready, is_ready) = mpsc::channel();
     let hear = move || {
-        // As `nohup` asks.
+        // A program under `nohup` is started with SIGHUP ignored. It stays ignored.
         let hangs_up = !ignored(SIGHUP);
         let wanted = [SIGINT, SIGTERM].into_iter().chain(hangs_up.then_some(SIGHUP));
         let signals = Signals::new(wanted.clone());
-        // A signal while the process is ending does not wait for that.
+        // A further signal while the process is ending takes effect at once.
         let ending = Arc::new(AtomicBool::new(false));
         for signal in wanted.filter(|_| signals.is_ok()) {
             let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&ending));
@@ -76,7 +76,7 @@ fn ignored(signal: i32) -> bool {
 /// Removes the temporary files and ends the process.
 fn end(signal: i32) {
     temporary::abandon();
-    // Where it returns all the same, the exit code is what it would have been.
+    // If it returns nevertheless, the exit code below is the one that death by the signal would have given.
     let _ = signal_hook::low_level::emulate_default_handler(signal);
     std::process::exit(128 + signal);
 }

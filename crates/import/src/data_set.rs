@@ -3,8 +3,9 @@ use std::path::Path;
 use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::Node;
 
+/// A data set that the source names.
 pub(super) struct DataSet {
-    /// The keys of its entry in `data.datasets`, with `path` or `name`.
+    /// The keys of its entry in `data.datasets`: `path` of a file, or `name` and others of a data set on the hub.
     pub place: Vec<(String, Node)>,
     pub on_hub: bool,
     /// The name of our format of its rows.
@@ -33,7 +34,7 @@ pub(super) fn one_or_list(mut files: Vec<Node>) -> Node {
     if files.len() == 1 { files.remove(0) } else { Node::List(files) }
 }
 
-/// Whether a name is that of a file, which may not be here.
+/// Whether a name looks like that of a file. The file need not exist on this machine.
 pub(super) fn is_file(path: &str) -> bool {
     let mut ends = EXTENSIONS.iter().copied().flatten().chain(COMPRESSED).chain(&["txt"]);
     path.starts_with(['.', '/']) || Path::new(path).extension().is_some_and(|end| ends.any(|known| end == *known))

@@ -14,6 +14,7 @@ use tunesmith_config::{self as config, Node, Source};
 pub(super) type Function = fn(&mut Import, &str, &Node);
 pub(super) type Rules = &'static [Rule<Function>];
 
+/// An import in progress: what the source says, and what has been made of it so far.
 pub(super) struct Import {
     pub path: PathBuf,
     toolkit: Toolkit,
@@ -99,7 +100,7 @@ impl Translation for Import {
         is_off_or_zero(node)
     }
 
-    /// Here `auto` is a value like any other.
+    /// Never: in an import, `auto` is a value like any other.
     fn is_auto(&self, _: &Value) -> bool {
         false
     }
@@ -140,10 +141,11 @@ impl Import {
         self.lines.iter().find(|line| line.key == key).map(|line| &line.node)
     }
 
+    /// Records what became of the source's key `from`.
     fn record(&mut self, outcome: Outcome, from: &str, setting: String, why: &str) {
         let value = self.entries.iter().find(|(key, _)| key == from).map(|(_, node)| write::short(node));
         let key = write::printable(from);
-        // A later outcome of the same key replaces the earlier one.
+        // A later outcome of a key replaces the earlier one.
         self.outcomes.retain(|earlier| !is_of(earlier, &key));
         self.outcomes.push(KeyOutcome {
             outcome,
@@ -185,20 +187,22 @@ impl Import {
         }
     }
 
-    /// The same is achieved in another way, without a key of ours.
+    /// Records that the effect of the source's key `from` is reached in another way, without a key of ours. `to` describes it.
     pub fn changed(&mut self, from: &str, to: &str, why: &str) {
         self.record(Outcome::Changed, from, to.to_owned(), why);
     }
 
+    /// Records that the source's key `from` needs no setting of ours, and why.
     pub fn not_needed(&mut self, from: &str, why: &str) {
         self.record(Outcome::NotNeeded, from, String::new(), why);
     }
 
+    /// Records that this import has no counterpart of the source's key `from`, and why or what to do instead.
     pub fn unsupported(&mut self, from: &str, why: &str) {
         self.record(Outcome::Unsupported, from, String::new(), why);
     }
 
-    /// A later line of the same key replaces an earlier one.
+    /// Adds a line to the file. It replaces an earlier line of the same key.
     fn line(&mut self, key: &str, node: Node, why: &str) {
         self.lines.retain(|line| line.key != key);
         self.lines.push(SettingLine { key: key.to_owned(), node, why: why.to_owned() });
@@ -275,7 +279,7 @@ fn is_of(outcome: &KeyOutcome, key: &str) -> bool {
     matches!(&outcome.source, Source::Foreign { key: of, .. } if of == key)
 }
 
-/// Words and numbers as `PyYAML` reads them: `yes` and `on` are true, `500_000` is a number.
+/// Converts text that `PyYAML` reads as another type: `yes` and `on` are true, `500_000` is a number.
 fn as_python(node: Node) -> Node {
     let Node::Str(text) = &node else { return node };
     match text.as_str() {

@@ -12,17 +12,17 @@ pub(super) const MEDIA: &str = "videos and audio are not part of this version";
 pub(super) const PIXELS: &str = "the checkpoint's preprocessor_config.json says how images are resized";
 pub(super) const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
 
-/// A part that other toolkits freeze by default, as we do: only its training is a setting.
+/// Imports a key that freezes the image encoder. That is the default of ours too, so only `false` becomes a setting.
 pub(super) fn freeze_vision(import: &mut Import, key: &str, node: &Node) {
     frozen(import, key, node, &["tuning.freeze_vision"]);
 }
 
-/// As [`freeze_vision`].
+/// As [`freeze_vision`], for the connector.
 pub(super) fn freeze_connector(import: &mut Import, key: &str, node: &Node) {
     frozen(import, key, node, &["tuning.freeze_connector"]);
 }
 
-/// As [`freeze_vision`], for both parts.
+/// As [`freeze_vision`], for both the image encoder and the connector.
 pub(super) fn freeze_both(import: &mut Import, key: &str, node: &Node) {
     frozen(import, key, node, &["tuning.freeze_vision", "tuning.freeze_connector"]);
 }
@@ -106,7 +106,7 @@ pub(super) fn schedule(import: &mut Import, default: &str) {
         None if why.is_empty() => import.default("train.lr_scheduler_type", Node::Str(name.clone()), "its default"),
         None => import.default("train.lr_scheduler_type", Node::Str(name.clone()), why),
     }
-    // With both, Transformers uses the steps.
+    // If both are given, Transformers uses the number of steps.
     let steps = warms.iter().any(|(key, _)| key.ends_with("warmup_steps"));
     for (key, node) in warms {
         let share = key.ends_with("warmup_ratio");

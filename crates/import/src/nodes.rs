@@ -2,7 +2,7 @@
 use serde_json::Value as Json;
 use tunesmith_config::Node;
 
-/// The texts of a list, or the one text that is given.
+/// The texts of a list, or a single text as a list of one. Items of other types are left out.
 pub(super) fn texts(node: &Node) -> Vec<String> {
     let text = |node: &Node| match node {
         Node::Str(text) => Some(text.clone()),
@@ -14,7 +14,7 @@ pub(super) fn texts(node: &Node) -> Vec<String> {
     }
 }
 
-/// A list, of one text too.
+/// The value with a single text turned into a list of one.
 pub(super) fn joined(node: &Node) -> Node {
     match node {
         Node::Str(_) => Node::List(vec![node.clone()]),

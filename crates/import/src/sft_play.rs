@@ -143,7 +143,7 @@ pub(super) fn read(import: &mut Import) -> Result<()> {
     import.apply_rules()?;
     defaults(import);
     pretraining(import);
-    // A file without rows gets them elsewhere, and those for validation too.
+    // A file that says nothing about data gets its rows elsewhere, perhaps with validation rows.
     let unsaid = !import.entries().iter().any(|(key, _)| key.starts_with("data.") || key == "datasets");
     let strategy = import.get(&["train.eval_strategy", "train.evaluation_strategy"]);
     let validates = rows(import) || (unsaid && strategy.is_some());

@@ -1,4 +1,4 @@
-//! The configuration that is imported, and the files that it names.
+//! Reads the configuration to import, and finds the files that it names.
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{self as config, Node};

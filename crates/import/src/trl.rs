@@ -203,7 +203,7 @@ fn precision(import: &mut Import) {
     }
 }
 
-/// Which tokens carry the loss. Without a word about it, TRL learns whole conversations.
+/// Imports which tokens carry the loss. TRL's default is whole conversations.
 fn learned(import: &mut Import) {
     let (assistant, completion) = (import.is_on("assistant_only_loss"), import.is_on("completion_only_loss"));
     let word = |word: &str| Node::Str(word.into());
@@ -309,7 +309,8 @@ fn source(import: &Import, name: &str) -> DataSet {
     DataSet { place: vec![(key.to_owned(), Node::Str(name.to_owned()))], on_hub, format: "auto" }
 }
 
-/// One word by itself, as TRL hands on a list of one entry.
+/// The value of `lora_target_modules`: `all-linear` by itself, even in a list of one, as TRL passes it on. Anything else is a
+/// list of names.
 fn one_word(node: &Node) -> Node {
     match &texts(node)[..] {
         [word] if word == "all-linear" => Node::Str(word.clone()),
@@ -317,7 +318,8 @@ fn one_word(node: &Node) -> Node {
     }
 }
 
-/// The type of frozen weights. Under bfloat16, the checkpoint's own gives the same numbers as float32.
+/// Imports the dtype of the frozen weights. With bfloat16 compute, the checkpoint's own dtype gives the same numbers as
+/// float32.
 fn dtype(import: &mut Import, key: &str, node: &Node) {
     match node {
         Node::Str(word) if word == "float16" => {
@@ -327,7 +329,7 @@ fn dtype(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// `model_init_kwargs`: what `from_pretrained` gets beside the name.
+/// Imports `model_init_kwargs`, further arguments of `from_pretrained`.
 fn init(import: &mut Import, key: &str, node: &Node) {
     let Some(entries) = entries(node) else { return import.unsupported(key, "expected a mapping") };
     let mut all = true;
@@ -353,7 +355,8 @@ fn init(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// A Jinja file; a tokenizer's folder would be another tokenizer's template.
+/// Imports `chat_template_path` if it is a Jinja file. A folder would mean the template of another tokenizer, which is not
+/// supported.
 fn template(import: &mut Import, key: &str, node: &Node) {
     match node {
         Node::Str(path) if Path::new(path).extension().is_some_and(|end| end == "jinja" || end == "jinja2") => {
@@ -392,7 +395,7 @@ fn sampling(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// `accelerate_config`: a name that TRL ships, or a file.
+/// Imports `accelerate_config`: the name of a configuration that TRL ships, or the path of a file.
 fn accelerate(import: &mut Import, key: &str, node: &Node) {
     let strategy = |import: &mut Import, word: &str| import.put(key, "train.strategy", Node::Str(word.into()), "");
     match node {

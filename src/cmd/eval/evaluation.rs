@@ -55,7 +55,7 @@ pub(super) trait Evaluation {
         Vec::new()
     }
 
-    /// A figure for the report, as HTML.
+    /// A figure for the report about one model, as HTML; `None` if this kind has none.
     fn picture(&self, _: &str, _: &Self::Measured) -> Option<String> {
         None
     }

@@ -69,7 +69,8 @@ pub fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// Why a path is not used: it leads to no regular file. Told from what libraries call `InvalidInput` by its type.
+/// Why a path is refused: it does not lead to a regular file. The type tells this error from those that libraries report as
+/// `InvalidInput`.
 #[derive(Debug)]
 struct NoRegularFile(String);
 
@@ -119,13 +120,13 @@ pub fn open(path: &Path) -> io::Result<File> {
 pub fn open_own(path: &Path) -> io::Result<File> {
     match fs::metadata(path) {
         Ok(metadata) => regular(&metadata)?,
-        // Not to be taken for a file that is simply not there.
+        // A link that leads nowhere must not be taken for a missing file.
         Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_symlink() => {
             return Err(no_regular_file("it is a link that leads nowhere"));
         }
         Err(error) => return Err(error),
     }
-    // Should it have become a FIFO since, this does not wait for a writer.
+    // If the path has become a FIFO since the check, the open does not wait for a writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     regular(&file.metadata()?)?;
     Ok(file)
@@ -285,7 +286,7 @@ pub fn is_within(path: &Path, folder: &Path) -> bool {
 fn input_of(metadata: &Metadata) -> Option<PathBuf> {
     let inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
     let path = inputs.as_ref()?.get(&identity(metadata))?;
-    // Of a file that is gone the number may have gone to another.
+    // The input may be gone, and its inode number may belong to another file now.
     fs::metadata(path).is_ok_and(|now| identity(&now) == identity(metadata)).then(|| path.clone())
 }
 

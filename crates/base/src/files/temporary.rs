@@ -15,7 +15,7 @@ const MARK: &str = ".tmp-";
 /// How often a new file or folder may vanish before it is locked, because another process takes it for a leftover.
 const TRIES: usize = 100;
 
-/// What is said where each of [`TRIES`] was taken away.
+/// The error if each of [`TRIES`] new files was taken away by another process.
 fn taken_away() -> io::Error {
     io::Error::other(
         "each new temporary file was removed or replaced at once: another process, or the file system, takes it away",
@@ -42,7 +42,7 @@ impl<'d> Temporary<'d> {
     pub fn file(disk: &'d dyn Disk, target: &Path) -> io::Result<(Self, Box<dyn DiskFile>)> {
         for _ in 0..TRIES {
             let path = free(target);
-            // From before the file is there until it is known: a signal comes before or after.
+            // Held from before the file exists until it is registered, so that a signal comes before or after, not in between.
             let mut ours = ours();
             let file = match disk.create(&path) {
                 // A process of another machine may have this one's number.
@@ -147,13 +147,13 @@ pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
 fn fresh(target: &Path) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    // The end of a name says what the file holds, also while it is read again.
+    // Keeps the extension, because readers of the temporary file tell its format by it.
     let end = target.extension().map_or_else(String::new, |end| format!(".{}", end.to_string_lossy()));
     let stem = target.file_stem().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!("{stem}{MARK}{}-{number}{end}", std::process::id()))
 }
 
-/// The first of these names that nothing has: an earlier process may have had this one's number.
+/// The first name from [`fresh`] that does not exist yet. An earlier process may have had the same process number.
 fn free(target: &Path) -> PathBuf {
     loop {
         let path = fresh(target);
@@ -168,7 +168,7 @@ fn held(file: &File, path: &Path) -> bool {
     match file.try_lock() {
         Ok(()) => super::is_at(file, path),
         Err(TryLockError::WouldBlock) => false,
-        // A file system without locks: nobody can tell that it is left over, and nobody removes it.
+        // On a file system without locks, no process can tell whether the file is left over, so none removes it.
         Err(TryLockError::Error(_)) => true,
     }
 }
@@ -273,7 +273,7 @@ fn is_ours(path: &Path) -> bool {
 
 /// The lock of a file that nobody has locked.
 fn unlocked(path: &Path) -> Option<File> {
-    // What cannot be read or locked stays: it takes room and does no harm.
+    // A file that cannot be opened or locked stays: it takes up space, but does no harm.
     File::open(path).ok().filter(|file| file.try_lock().is_ok())
 }
 

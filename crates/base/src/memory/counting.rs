@@ -23,7 +23,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Bytes that a thread counts on its own before it adds them to the common count.
 const BATCH: i64 = 64 << 10;
-/// Calls after which it does the same, however few bytes they were.
+/// Calls of the allocator after which a thread adds its count to the common one, however few bytes they were.
 const CALLS_BATCH: u64 = 256;
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -71,7 +71,7 @@ pub(super) fn end(text: &[u8]) -> ! {
 
 #[inline]
 fn count(bytes: i64) {
-    // A constant cell without a destructor is there as long as its thread.
+    // The cell is constant and has no destructor, so it can be accessed as long as its thread lives.
     let (sum, calls) = PENDING.with(|pending| {
         let (sum, calls) = pending.get();
         let (sum, calls) = (sum + bytes, calls + 1);
@@ -191,7 +191,8 @@ pub fn cost() -> f64 {
     (counted - plain).max(0.0)
 }
 
-/// Bytes of a block from which on glibc's allocator asks the system for it by itself.
+/// Blocks of at least this many bytes are mapped from the system one by one, rather than cut from an arena of glibc's
+/// allocator.
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 1 << 20;
 

@@ -152,7 +152,7 @@ fn one(import: &mut Import, at: &str, entries: &[(String, Node)], format: Option
     Some(DataSet { place, on_hub: hub, format })
 }
 
-/// Whether roles have the names of ShareGPT or `OpenAI`, which our formats know.
+/// Whether a mapping of roles contains only the names of ShareGPT or `OpenAI`, which our formats know already.
 fn known_roles(node: &Node) -> bool {
     let Node::Map(roles) = node else { return false };
     roles.iter().all(|(role, names)| {

@@ -1,4 +1,4 @@
-//! What becomes of each of Axolotl's keys.
+//! The table of Axolotl's keys: for each, our key or the function that imports it, or why it is not needed or not supported.
 use crate::import::{Import, Rules, is_off_or_zero};
 use crate::names::{NO_LOADER, PIXELS, PREFERENCES, REACHED, UPLOAD};
 use crate::{names, ranks};
@@ -64,7 +64,7 @@ pub(crate) const RULES: Rules = rules! {
     "unfrozen_parameters" => Together,
     "special_tokens" => With(special_tokens),
     "tokens" => With(|import, key, node| match node {
-        // An older form of special_tokens.
+        // The older form, in which `tokens` is a mapping like `special_tokens`.
         Node::Map(_) => special_tokens(import, key, node),
         node => import.put(key, "tuning.new_tokens", node.clone(), ""),
     }),

@@ -56,8 +56,8 @@ pub(super) fn sets(import: &mut Import, pretrains: bool) {
     }
 }
 
-/// `dataset_info.json` and its folder. `dataset_dir` is relative to the current directory, or else to the configuration's folder. The
-/// error says why there is none.
+/// Reads `dataset_info.json`, and returns its folder too. `folder` is `dataset_dir`, relative to the current directory or else
+/// to the configuration's folder. The error says why there is no such file.
 fn info(import: &Import, folder: &str) -> Result<(PathBuf, Json)> {
     let none = || Error::config("there is no dataset_info.json");
     let folder = beside(&import.path, folder).filter(|folder| folder.join("dataset_info.json").is_file());
@@ -133,7 +133,7 @@ fn form(import: &mut Import, key: &str, name: &str, json: &Json, pretrains: bool
     if !conversations {
         let usual = [("prompt", "instruction"), ("query", "input"), ("response", "output")];
         if usual.iter().any(|(field, known)| column(field, known) != *known && !json["columns"].is_null()) {
-            // Our own recognition of fields knows these names of questions and answers.
+            // With the format `auto`, rows with these names of questions and answers are recognized.
             let answers = ["assistant", "answer", "response", "target", "output"];
             let questions = ["user", "question", "prompt", "input", "instruction", "query"];
             let known = answers.contains(&&*column("response", "output"))
@@ -146,7 +146,7 @@ fn form(import: &mut Import, key: &str, name: &str, json: &Json, pretrains: bool
                 import.unsupported(&format!("{key}.{name}.columns.{field}"), &format!("rename the field to {field}"));
             }
         }
-        // Rows without earlier turns may stand among the others.
+        // Rows with and without earlier turns may be mixed, so `auto` decides for each row.
         return if column("history", "") == "history" { "auto" } else { "alpaca" };
     }
     match (&*column("messages", "conversations"), &*tag("role_tag", "from"), &*tag("content_tag", "value")) {
@@ -166,7 +166,7 @@ fn train(import: &mut Import, sets: Vec<DataSet>) {
     let mixes = import.word("mix_strategy").filter(|word| word != "concat" && sets.len() > 1);
     let format = sets.first().map_or("auto", |set| set.format);
     let alike = sets.iter().all(|set| set.format == format);
-    // There `max_samples` counts for each set, and so does `data.max_rows` for each source.
+    // LLaMA-Factory applies `max_samples` to each set. `data.max_rows` applies to each source, so each set becomes one.
     let limited = sets.len() > 1 && import.get(&["max_samples"]).is_some();
     if !alike || limited || mixes.is_some() || sets.iter().any(|set| set.on_hub) {
         let weights = match import.get(&["interleave_probs"]).map(|(_, node)| listed(&node)) {

@@ -1,4 +1,5 @@
-//! What becomes of each of LLaMA-Factory's keys.
+//! The table of LLaMA-Factory's keys: for each, our key or the function that imports it, or why it is not needed or not
+//! supported.
 use crate::import::{Import, Rules};
 use crate::names::{MEDIA, NO_LOADER, PIXELS, PREFERENCES, REACHED, UPLOAD};
 use crate::{names, ranks};

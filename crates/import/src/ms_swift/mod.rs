@@ -10,7 +10,7 @@ pub(crate) use table::RULES;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;
 
-/// The names of connectors in models of all families, for rates; those of encoders are `ENCODERS`.
+/// A pattern for the tensors of connectors in all families, and below one for image encoders, to give them learning rates.
 const CONNECTORS: &str = "(multi_modal_projector|connector|merger|deepstack_merger_list).*";
 const ENCODERS: &str = "(vision_tower|vision_model|visual).*";
 
@@ -131,7 +131,8 @@ fn mode(import: &mut Import) -> bool {
     kind == "full"
 }
 
-/// Full training with `freeze_parameters_ratio: 1`, where only what `trainable_parameters` begin with is trained.
+/// Imports full training with `freeze_parameters_ratio: 1`, in which only tensors are trained that `trainable_parameters` or
+/// `trainable_parameters_regex` name. Returns whether the source trains in this way.
 fn full_but_frozen(import: &mut Import, kind: &str) -> bool {
     let ratio = import.get(&["freeze_parameters_ratio"]);
     let whole = matches!(ratio, Some((_, Node::Int(1)))) || matches!(ratio, Some((_, Node::Float(one))) if one == 1.0);
@@ -163,8 +164,8 @@ fn full_but_frozen(import: &mut Import, kind: &str) -> bool {
     from.is_some()
 }
 
-/// What is trained of encoder and connector, and their rates. With adapters, ms-swift puts them on linear modules of both; here the
-/// connector itself is trained.
+/// Imports what is trained of the image encoder and the connector, and their learning rates. ms-swift can put adapters on
+/// linear modules of both; here the connector itself is trained instead.
 fn pictures(import: &mut Import, full: bool) {
     match import.get(&["freeze_vit"]) {
         Some((key, Node::Bool(false))) if full => {
@@ -187,7 +188,7 @@ fn pictures(import: &mut Import, full: bool) {
     }
     let given: Vec<(String, Node)> =
         ["aligner_lr", "vit_lr"].into_iter().filter_map(|key| import.get(&[key])).collect();
-    // The first match counts, and a connector may lie within the encoder's module.
+    // The first pattern that matches counts, and a connector may lie within the encoder's module, so it comes first.
     let rates = given.iter().map(|(key, rate)| {
         (
             if key == "vit_lr" { ENCODERS } else { CONNECTORS }.to_owned(),
@@ -280,7 +281,7 @@ fn batches(import: &mut Import) {
     }
 }
 
-/// A run validates when it saves, unless it says otherwise.
+/// Imports when a run validates and saves. ms-swift validates when it saves, unless the file says otherwise.
 fn moments(import: &mut Import, validates: bool) {
     let save = import.word("save_strategy").unwrap_or_else(|| "steps".to_owned());
     names::moments(import, &save, "steps", validates);
@@ -296,7 +297,7 @@ fn moments(import: &mut Import, validates: bool) {
     }
 }
 
-/// How validation answers are generated; they are greedy unless a temperature is given.
+/// Imports how answers to validation rows are generated: greedily, unless a temperature is given.
 fn answers(import: &mut Import) {
     let predicts = import.written("train.predict_with_generate").is_some_and(|node| *node == Node::Bool(true));
     let draws = matches!(import.get(&["temperature"]), Some((_, node)) if !is_off_or_zero(&node));

@@ -1,11 +1,11 @@
-//! Values of ms-swift that become ours by a function each.
+//! Functions that import single keys of ms-swift, where the value needs more than another name.
 use crate::import::Import;
 use crate::nodes::{entries, joined, texts};
 use crate::ranks;
 use std::path::Path;
 use tunesmith_config::{Node, is_hub_name};
 
-/// Target modules; `None` for words of ms-swift that ours do not have.
+/// Our value of `tuning.lora.target_modules`; `None` for words such as `all-embedding`, for which there is none.
 pub(super) fn targets(node: &Node) -> Option<Node> {
     let words = texts(node);
     match &words[..] {
@@ -51,7 +51,7 @@ pub(super) fn init_weights(import: &mut Import, key: &str, node: &Node) {
     import.put(key, "tuning.lora.init_lora_weights", ours, "");
 }
 
-/// `model_kwargs` and `ENV`: variables of the environment, of which some say how pictures are read.
+/// Imports `model_kwargs` and `ENV`, which hold environment variables. Some of them limit the size of images.
 pub(super) fn environment(import: &mut Import, key: &str, node: &Node) {
     let Some(entries) = entries(node) else { return import.unsupported(key, "expected a mapping") };
     import.not_needed(key, "each of its keys has a line of its own");
@@ -91,7 +91,7 @@ pub(super) fn chat_template(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// `STRATEGY+WORDS`: which turns are learned, and weights of their parts.
+/// Imports `loss_scale`, which reads `STRATEGY+WORDS`: which turns carry the loss, and weights for parts of them.
 pub(super) fn loss_scale(import: &mut Import, key: &str, node: &Node) {
     let Node::Str(word) = node else { return import.unsupported(key, "expected a word") };
     let (first, rest) = word.split_once('+').unwrap_or((word, ""));
@@ -112,7 +112,7 @@ pub(super) fn packing_length(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// An optimizer of its plugins.
+/// Imports an optimizer of ms-swift's plugins.
 pub(super) fn plugin(import: &mut Import, key: &str, node: &Node) {
     match node {
         Node::Str(word) if word == "muon" => import.put(key, "train.optim", node.clone(), ""),

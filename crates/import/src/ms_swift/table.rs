@@ -1,4 +1,4 @@
-//! What becomes of each of ms-swift's keys.
+//! The table of ms-swift's keys: for each, our key or the function that imports it, or why it is not needed or not supported.
 use super::parts;
 use crate::import::Rules;
 use crate::names::{MEDIA, NO_LOADER, PREFERENCES, REACHED, UPLOAD};
