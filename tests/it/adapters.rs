@@ -1,5 +1,5 @@
-//! PEFT's adapters on what is no linear module of a block (`tests/golden/adapters`): rows and whole tables of the vocabulary, routers,
-//! experts. Loaded, run, trained and merged as PEFT does it.
+//! Adapters of PEFT on modules other than the linear ones of a block (`tests/golden/adapters`): rows and whole tables of the
+//! vocabulary, routers, experts. They are loaded, run, trained and merged as PEFT does it.
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -22,7 +22,7 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters")
 }
 
-/// The rows of a golden, every token but the first a label.
+/// The rows of a golden, in which every token but the first has a label.
 fn batch(stored: &Tensors) -> Batch {
     let (shape, ids) = &stored["ids"];
     let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
@@ -52,7 +52,7 @@ fn check(case: &str, family: &str) {
     }
     let mut compared = 0;
     for spec in &model.params.specs {
-        // Of whole tables no gradients are stored.
+        // The golden stores no gradients of whole tables.
         let Some((shape, wanted)) = stored.get(&format!("grad.base_model.model.{}", spec.name)) else {
             let whole = case.starts_with("tables") || case.starts_with("tied");
             assert!(whole && !spec.name.contains("lora"), "{case}: {}", spec.name);
@@ -184,8 +184,8 @@ fn settings(case: &str) -> Config {
     load_text(Path::new(case), &format!("tuning: {{lora: {lora}}}")).unwrap().config
 }
 
-/// An adapter of ours with the settings and the values of PEFT's: it is placed where PEFT's is, its tensors are PEFT's, and PEFT has
-/// loaded it with the settings that are written here, with the same logits.
+/// Checks an adapter of ours with the settings and the values of PEFT's: it has the same places and the same tensors. PEFT has
+/// loaded it with the settings that we write, and computed the same logits.
 fn check_written(case: &str, family: &str) {
     let dir = golden().join(case);
     let parts =

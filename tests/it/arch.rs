@@ -1,4 +1,4 @@
-//! `config.json` in both spellings; what is unsupported is refused by name.
+//! Reading `config.json` as Transformers 4 and 5 spell it. A setting that is not supported is refused by name.
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ fn linear_modules_carry_shapes_and_layers() {
     assert_eq!(linears[14].name, "lm_head");
 }
 
-/// Refused, with every fragment in the message.
+/// Checks that a changed `config.json` is refused with every fragment in the message.
 fn refused(name: &str, change: &[(&str, Value)], fragments: &[&str]) {
     let mut value = config(name, "config.json");
     for (key, to) in change {
@@ -244,7 +244,7 @@ fn a_pattern_of_blocks_is_read_as_their_list() {
     assert!(parse(&value).unwrap_err().to_string().contains("\"X\""));
 }
 
-/// As the files on the hub have them, which Transformers 5 writes otherwise.
+/// The `config.json` of a golden with keys as files on the hub have them. Transformers 5 writes them differently.
 fn with_global_keys(name: &str) -> Value {
     let mut value = config(name, "config.json");
     value.as_object_mut().unwrap().remove("per_layer_config").unwrap();

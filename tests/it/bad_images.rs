@@ -1,5 +1,5 @@
-//! Images that are cut off, lie about their size, are none, or are not there, in every form of a row: refused with row and file, or left out
-//! and counted.
+//! Bad images in every form of a row: cut off, with a wrong size, not images at all, or missing. They are refused with the row
+//! and the file, or left out and counted.
 use crate::pictures::{copy, dataset, golden, write_rows};
 use serde_json::{Value, json};
 use std::fs;
@@ -51,7 +51,8 @@ const FORMS: [Form; 12] = [
     }),
 ];
 
-/// A model's folder, and one of images: two that are good, and bad ones with what is said of them.
+/// Makes a model's folder, and a folder with three good images and some bad ones. Returns the bad ones, each with a part of its
+/// error.
 fn folders(root: &Path) -> Vec<(&'static str, &'static str)> {
     copy(&golden("vision/llava/model"), &root.join("model"));
     copy(&golden("picture_chats/llava"), &root.join("model"));

@@ -72,7 +72,8 @@ fn mixed(arch: &mut Arch) {
     });
 }
 
-/// The loss along each tensor's own gradient, and along another direction, changes as the gradients say.
+/// Checks gradients by finite differences: the loss changes along each tensor's own gradient, and along another direction, as
+/// the gradients predict.
 fn check_gradients(mut model: Model) {
     let batch = batch();
     model.params.zero_grads();

@@ -1,4 +1,4 @@
-//! Checkpoints: bit-exact round trips, every byte of damage found, a death or a full disk at every single operation.
+//! Checkpoints read back bit for bit, damage of any byte is found, and death or a full disk at any operation does no harm.
 mod faults;
 
 use std::fs;
@@ -213,7 +213,7 @@ fn a_full_checkpoint_is_a_model_folder() {
     assert_every_file_is_listed(&saved);
 }
 
-/// What is listed is hashed, and the manifest itself must be as it was written.
+/// Checks that the manifest lists every file of a checkpoint with its hash. The manifest itself must be as it was written.
 fn assert_every_file_is_listed(dir: &Path) {
     let manifest = verify(dir).unwrap().manifest;
     let unlisted: Vec<String> = entries(dir).into_iter().filter(|name| !manifest.lists(name)).collect();
@@ -472,8 +472,8 @@ fn too_little_room_is_said_before_anything_is_written() {
     assert_says(&error, Kind::Io, &["MiB free", "hint"]);
 }
 
-/// Does `change` on a root with checkpoints of `steps`, with the fault at every operation in turn; `check` sees the
-/// root after each. Returns how many operations there were.
+/// Does `change` in a folder with checkpoints of `steps` once for each of its operations, with the fault at that operation.
+/// Calls `check` on the folder each time. Returns how many operations there were.
 fn at_every_operation(
     fault: Fault,
     steps: &[u64],

@@ -1,4 +1,4 @@
-//! Heads of scores against Transformers, PEFT and scikit-learn: scores, losses, gradients, ten steps, measures.
+//! Classification heads against Transformers, PEFT and scikit-learn: scores, losses, gradients, ten steps, metrics.
 //! `scripts/golden/classify.py` made the goldens.
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! Every engine against a plain oracle: sizes, types, numbers of ranks; the same bits on every rank and in every run.
+//! Every communication engine against a plain oracle, with many sizes, types and numbers of ranks: results have the same bits
+//! on every rank and in every run.
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -56,7 +57,7 @@ fn over_nccl() -> bool {
     std::env::var("TUNESMITH_TEST_ENGINE").as_deref() == Ok("nccl")
 }
 
-/// What makes a process use the stand-ins for NCCL and for so many GPUs.
+/// The environment variables that make a process use the stand-ins for NCCL and for `gpus` GPUs.
 #[cfg(feature = "cuda")]
 pub fn stand_in(gpus: usize) -> [(&'static str, String); 2] {
     let folder = tunesmith::device::cuda::testing::stand_in().display().to_string();
@@ -91,7 +92,7 @@ fn world(engine: Engine, size: usize, limits: Limits) -> Vec<Box<dyn Collectives
     ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
-/// What `act` gives on every rank of a world.
+/// Runs `act` on every rank of a world, and returns the results in the order of ranks.
 fn on_all<R: Send>(ranks: &[Box<dyn Collectives>], act: impl Fn(&dyn Collectives) -> R + Sync) -> Vec<R> {
     let act = &act;
     std::thread::scope(|scope| {
@@ -100,7 +101,7 @@ fn on_all<R: Send>(ranks: &[Box<dyn Collectives>], act: impl Fn(&dyn Collectives
     })
 }
 
-/// What rank `rank` holds at `index`: nothing that sums exactly in floating point.
+/// The value that rank `rank` holds at `index`, chosen so that sums are not exact in floating point.
 fn value(rank: usize, index: usize, seed: u64) -> f64 {
     let mut state = (seed ^ 0x9E37_79B9_7F4A_7C15).wrapping_add((index as u64) << 8 | rank as u64);
     for _ in 0..2 {
@@ -135,7 +136,7 @@ kinds! {
     u8, |value| value.to_bits() as u8, |values| values.iter().fold(0, |sum: u8, &value| sum.wrapping_add(value));
 }
 
-/// Runs every operation on `ranks` and holds it against the oracle.
+/// Runs every operation on `ranks` and compares it with the oracle.
 fn check<T: Kind>(ranks: &[Box<dyn Collectives>], length: usize, root: usize, seed: u64) {
     let size = ranks.len();
     let given = |rank: usize| -> Vec<T> { (0..length).map(|index| T::of(value(rank, index, seed))).collect() };

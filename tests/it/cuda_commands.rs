@@ -1,5 +1,5 @@
-//! Every command that computes a model does it on the GPU that `model.device` names, and the commands that describe the machine
-//! describe its GPUs. The GPUs are the stand-in's.
+//! Every command that runs a model uses the GPU that `model.device` names, and commands that describe the machine show its
+//! GPUs. The GPUs are those of the stand-in.
 use crate::run::ends::metrics;
 use crate::run::fixture::{Fixture, said, tunesmith};
 use serde_json::Value;

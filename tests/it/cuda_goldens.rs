@@ -19,7 +19,7 @@ fn run(family: &str, [bf16, fp16]: [bool; 2]) -> (f64, Vec<f32>) {
     (loss, model.params.grads().read())
 }
 
-/// How far a loss and gradients are from those in float32, as shares of these.
+/// The relative differences of a loss and of gradients from those in float32.
 fn apart((loss, exact): &(f64, Vec<f32>), (other, rounded): &(f64, Vec<f32>)) -> [f64; 2] {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let error = norm(&mut exact.iter().zip(rounded).map(|(a, b)| f64::from(a - b)));

@@ -12,7 +12,7 @@ fn train(config: &Path, words: &[&str], environment: &[(&str, &str)]) -> Output 
     command.envs(environment.iter().copied()).output().unwrap()
 }
 
-/// As [`train`], to a folder of that name; the run ends well. Returns what it says.
+/// As [`train`], into the folder `name`. Checks that the run succeeds, and returns its output.
 fn trained(fixture: &Fixture, config: &Path, name: &str, words: &[&str], environment: &[(&str, &str)]) -> String {
     let out = format!("train.output_dir={}", fixture.path(name).display());
     let ended = train(config, &[&[&*out], words].concat(), environment);

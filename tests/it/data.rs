@@ -1,4 +1,4 @@
-//! Data: from files to labels, held against what Transformers makes of the same rows.
+//! Data, from files to labels, compared with what Transformers makes of the same rows.
 mod clearing;
 mod columns;
 mod control;

@@ -1,5 +1,5 @@
-//! Documents: what `tunesmith ingest` makes of them, hostile ones, and a run on what it made: raw text in pieces, mixed with
-//! chats, with its perplexity.
+//! Documents: the rows that `tunesmith ingest` makes of them, hostile files, and a run on these rows: raw text in pieces, mixed
+//! with chats, and its perplexity.
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -137,7 +137,7 @@ fn repetitions_are_left_out_and_broken_documents_named() {
     }
 }
 
-/// A zip archive with one entry, as it says it is.
+/// A zip archive with one entry, whose stated size need not be true.
 struct Zip<'a> {
     name: &'a str,
     method: u16,

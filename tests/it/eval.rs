@@ -1,4 +1,5 @@
-//! `tunesmith eval` and validations that answer: what is refused, what measures see, and that memory does not grow with rows.
+//! `tunesmith eval`, and validations that generate: what is refused, what metrics read, and that memory does not grow with the
+//! number of rows.
 use std::fs;
 use std::path::Path;
 use std::process::Output;
@@ -157,7 +158,7 @@ fn a_row_s_loss_weight_counts_in_eval_as_in_validation() {
     near("byte_perplexity", &last["eval_scores"]["byte_perplexity"]);
 }
 
-/// The most bytes that a process with a memory budget had in use, as it says.
+/// The peak bytes that a process with a memory budget reports.
 #[track_caller]
 fn held(output: &Output) -> f64 {
     assert!(output.status.success(), "{}", said(output));

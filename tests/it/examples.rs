@@ -1,4 +1,4 @@
-//! What ships with the repository holds: its configurations resolve, and the quickstart's rows are what the quickstart says.
+//! Files that ship with the repository work: the configurations resolve, and the quickstart's rows are as described.
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Features of images that get damaged: a run that reads them computes them again, with the same bits.
+//! Damaged features of images: a run that reads them computes them again, with the same bits.
 use crate::pictures::{encoder, kept, paired};
 use crate::run::fixture::Fixture;
 use std::fs;
@@ -11,7 +11,7 @@ use tunesmith::train::run::{Options, run};
 use tunesmith::train::signals::Stop;
 use tunesmith::{Kind, Result};
 
-/// Calls `harm` once a step is reported, and keeps what the run says.
+/// An observer that calls `harm` after a step is reported, and records the run's notices.
 struct Vandal<'a> {
     after: u64,
     harm: &'a (dyn Fn() + Sync),

@@ -1,5 +1,5 @@
-//! Generation: with a cache as without to the bit, alone as in company, and as Transformers' `generate`
-//! (`tests/golden/generate`).
+//! Generation: with a cache it gives the same bits as without, in a batch the same as alone, and it agrees with Transformers'
+//! `generate` (`tests/golden/generate`).
 use crate::parity::{adapted, families, golden, load, recipe};
 use serde_json::Value;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn has_chunks(model: &Model) -> bool {
     branches.any(|branch| matches!(branch.part, PartSpec::DeltaNet(_) | PartSpec::Mamba(_)))
 }
 
-/// Bytes that the latents of so many positions take, if the model has latent attention.
+/// Bytes that the cached latents of `positions` positions take; `None` without latent attention.
 pub fn latent_bytes(model: &Model, positions: usize) -> Option<usize> {
     let widths = model.arch.attentions().map(|attention| attention.latent.as_ref().map(|it| it.kv_rank + it.rope_dim));
     Some(widths.sum::<Option<usize>>()? * positions.next_multiple_of(16) * size_of::<f32>()).filter(|bytes| *bytes > 0)
@@ -59,7 +59,8 @@ fn check_same(model: &Model, found: &[f32], wanted: &[f32], what: &str) {
     }
 }
 
-/// Texts of several lengths go on together by pieces of several lengths; each text's logits are those of the text alone.
+/// Continues texts of several lengths together, in pieces of several lengths. The logits of each text must be those of the
+/// text alone.
 pub fn check_cache(model: &Model) {
     let texts: Vec<Vec<u32>> = [(1, 40), (2, 23), (3, 61), (4, 17)].map(|(seed, length)| text(seed, length)).to_vec();
     let mut caches: Vec<_> = texts.iter().map(|_| model.cache()).collect();

@@ -1,4 +1,5 @@
-//! GGUF files of every family: their names against llama.cpp's own package, their values against the model's, and what is refused.
+//! GGUF files of every family: tensor names are those of llama.cpp's own package, values are the model's, and models that
+//! llama.cpp computes differently are refused.
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,7 +78,8 @@ pub(crate) fn export(dir: &Path, file: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tunesmith")).args(words).env_remove("CONFIG").output().unwrap()
 }
 
-/// What is exported: a golden model, keys of its `config.json` that change, whether its weights are drawn anew, and the architecture.
+/// A case: a golden model, keys of its `config.json` to change, whether its weights are drawn anew, and the expected
+/// `general.architecture`.
 type Case = (&'static str, Vec<(&'static str, Json)>, bool, &'static str);
 
 fn cases() -> Vec<Case> {

@@ -1,4 +1,4 @@
-//! What GPT-2 has beside other families: its files, its positions, and the dropout that its `config.json` asks for.
+//! What only GPT-2 has: its file layout, learned positions, and the dropout that its `config.json` asks for.
 use crate::parity::{golden, load, recipe, tensors};
 use crate::pictures::{encoder, paired, picture};
 use crate::run::fixture::{Fixture, said, train, tunesmith};

@@ -1,6 +1,5 @@
-//! A GPU refuses memory, or a call fails. The run continues with the same steps, or ends with an exit code that says
-//! why and resumes from its checkpoint to the same losses. Everything that a small run asks of the driver is refused
-//! once.
+//! Faults of a GPU: it refuses memory, or a call of the driver fails. The run continues with the same steps, or it ends with an
+//! exit code that says why, and resumes from its checkpoint to the same losses. Each call that a small run makes fails once.
 use crate::run::ends::metrics;
 use crate::run::fixture::{Fixture, said, tunesmith};
 use serde_json::Value;
@@ -10,7 +9,7 @@ use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 use tunesmith::device::cuda::testing;
 
-/// After so long a run hangs.
+/// A run that takes longer than this is taken to hang.
 const HANGS: Duration = Duration::from_secs(300);
 
 /// A run of two steps with a checkpoint after each.

@@ -1,4 +1,4 @@
-//! Configurations of other toolkits: every key is accounted for, what is written loads or is refused by name.
+//! Importing configurations of other toolkits: every key has an outcome, and the written file loads or is refused by name.
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

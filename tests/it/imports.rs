@@ -1,5 +1,5 @@
-//! Holds the import graph to one rule: no circles, neither between the files of a crate nor between its folders. Between
-//! crates the compiler holds it.
+//! Checks that the imports within a crate have no cycles, neither between files nor between folders. Between crates, the
+//! compiler refuses cycles.
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::tidy::{Source, sources, tokens};

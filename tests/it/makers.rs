@@ -1,5 +1,5 @@
-//! Bases in other quantization formats (FP8, GPTQ, AWQ, compressed-tensors, NVFP4): dequantized numbers as the formats'
-//! own code gives them, training on them, merges that keep the format, damaged files.
+//! Bases in quantization formats of their makers (FP8, GPTQ, AWQ, compressed-tensors, NVFP4): they dequantize as the formats'
+//! own code does, can be trained on, keep their format in merges, and damaged files are refused.
 use crate::parity::close;
 use crate::run::fixture::{said, tunesmith};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! The memory budget: steps that are cut and done again, sizes by measuring, and what both leave behind. Each run is a
-//! process of its own, as memory is counted for a process.
+//! The memory budget: steps that are repeated in smaller passes, sizes chosen by measuring, and what both write to checkpoints
+//! and records. Each run is a process of its own, because memory is counted per process.
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -133,7 +133,7 @@ fn held_with(tokens: usize) -> u64 {
     *FOUND.lock().unwrap().entry(tokens).or_insert_with(|| held_by(&Large::new(), tokens))
 }
 
-/// A budget between two sizes that prints without rounding, a tenth of a MiB: what a run prints can be compared with it.
+/// A budget between two sizes that prints without rounding, in tenths of a MiB, so that it can be found in a run's output.
 fn between(one: u64, other: u64) -> u64 {
     let tenth = f64::from(1 << 20) / 10.0;
     ((u64::midpoint(one, other) as f64 / tenth).floor() * tenth) as u64

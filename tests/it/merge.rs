@@ -1,5 +1,5 @@
-//! `tunesmith merge` of what each way of training leaves: the printed difference of the merged model's logits from those of
-//! the adapter at work, in memory and as written.
+//! `tunesmith merge` of the result of each way of training: checks the printed difference between the logits of the merged model,
+//! in memory and as written, and those of the unmerged adapter.
 use crate::parity::{json, other_kinds};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use serde_json::{Value, json};
@@ -118,7 +118,8 @@ fn what_a_run_leaves_merges_whatever_was_trained() {
 
 const NEW_TOKENS: &str = "tuning.new_tokens: [\"<one>\", \"<two>\"]";
 
-/// A run that `lines` describe: trained, resumed, merged, asked, evaluated, exported, trained further.
+/// Checks that every command takes the result of the run that `lines` describe: train, resume, merge, infer, eval, export, and
+/// training further.
 fn is_taken_everywhere(fixture: &Fixture, name: &str, lines: &[&str]) {
     let out = fixture.path(name);
     let place = format!("train.output_dir: {}", out.display());

@@ -1,4 +1,4 @@
-//! The measures of answers against rouge-score, sacrebleu, nltk and jsonschema, the sums behind them, and scorers of one's own.
+//! Metrics of answers against rouge-score, sacrebleu, nltk and jsonschema, the sums behind them, and user-defined scorers.
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use tunesmith::Kind;

@@ -1,5 +1,5 @@
-//! llama.cpp's second file of a model that sees images: against what its own converter wrote (`scripts/golden/mmproj.py`), against the
-//! model's files, and what is refused.
+//! `mmproj`, llama.cpp's second file of a multimodal model: compared with files of its own converter
+//! (`scripts/golden/mmproj.py`) and with the model's files; and what is refused.
 use crate::pictures::{copy, golden, seeing};
 use crate::run::fixture::{said, train, tunesmith};
 use candle_core::quantized::gguf_file::{Content, Value};

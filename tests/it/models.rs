@@ -1,4 +1,4 @@
-//! `tunesmith models DIR`: what adapters are put on, and what a run takes of a GPU.
+//! `tunesmith models DIR`: which modules get adapters, and how much memory of a GPU a run takes.
 use crate::parity::golden;
 use crate::run::fixture::{said, tunesmith};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! What is trained for beside plain cross-entropy: neither the number of micro-batches nor where passes are cut changes it.
+//! Training objectives beyond plain cross-entropy: neither the number of micro-batches nor the split into passes changes them.
 use std::path::Path;
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;

@@ -1,4 +1,4 @@
-//! Files that the user names: what stands there stays, and no two commands write one.
+//! Output files that the user names: an existing file is kept, and two commands never write the same file.
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;

@@ -31,7 +31,7 @@ const NLL: f32 = 5e-5;
 const GRADIENT: f32 = 5e-5;
 const TRACE_LOSS: f64 = 2e-5;
 const TRACE_NORM: f64 = 1e-5;
-/// Where gates are cut (Gemma 3n): one that lies on the other side of its cut has another slope.
+/// Limit where gates are cut off (Gemma 3n): rounding may put a gate on the other side of its cut, where its slope differs.
 const TRACE_NORM_OF_CUTS: f64 = 1e-4;
 const ADAPTER: f32 = 5e-6;
 const FULL: f32 = 2e-5;
@@ -131,7 +131,7 @@ pub fn load(family: &str, config: &Config) -> Model {
     Model::load(&arch, Some(&weights), config).unwrap()
 }
 
-/// Puts stored tensors into the trainables; every stored one must have its place, in its shape.
+/// Puts stored tensors into the trained ones. Each must have its place there, with the same shape.
 pub fn put(model: &mut Model, stored: &Tensors) {
     for (name, (shape, values)) in stored {
         let spec = model.params.find(&own(name)).unwrap_or_else(|| panic!("{name}"));
@@ -224,7 +224,7 @@ impl Forward {
     }
 }
 
-/// Holds the gradients of the mean loss over `batch` against stored ones.
+/// Compares the gradients of the mean loss over `batch` with stored ones.
 pub fn check_gradients(model: &mut Model, batch: &Batch, stored: &Tensors) {
     model.params.zero_grads();
     model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Adapters in PEFT's format, both ways, against files that PEFT wrote.
+//! Reading and writing adapters in PEFT's format, against files that PEFT wrote.
 use crate::parity::other_kinds;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Every model that reads images in every mode of training, packed, and asked: what the table of docs/guides/images.md says of them.
+//! Every model that reads images: trained in every mode and with packing, and asked about an image, as the table in
+//! docs/guides/images.md promises.
 use crate::pictures::{golden, picture, seeing, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::vision::across::captioner;

@@ -1,4 +1,4 @@
-//! Images in archives, ranks that share the encoding, and a pair as one folder.
+//! Images in archives, ranks that divide the encoding of images, and a pair of text model and encoder saved as one folder.
 use crate::pictures::{encoder, kept, paired, picture, seeing, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! Training with activations and gradients between blocks in float16: the loss scale moves as DeepSpeed's, skips what
-//! overflows, and the run stays beside that in float32.
+//! Training in float16: the loss scale changes as in DeepSpeed, steps that overflow are skipped, and losses stay close to those
+//! in float32.
 use serde_json::Value;
 use std::path::Path;
 use tunesmith::comm::single::Single;

@@ -1,11 +1,12 @@
-//! Processes of tests: one for a test alone, and the time that one takes.
+//! Helpers for tests that need a process of their own, or measure the memory and time of one.
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Whether this process runs that test alone: what the process holds is then the test's, and the stand-in GPU, which runs one kernel of a
-/// process at a time, works for no other. Else it starts such a process, and holds it to succeed.
+/// Whether this process runs only the test `test`. If not, starts a process that does, checks that it succeeds, and returns
+/// false. A test alone in its process can measure its memory, and has the stand-in GPU, which runs one kernel of a process at
+/// a time, to itself.
 pub fn alone(test: &str) -> bool {
     const VARIABLE: &str = "TUNESMITH_TEST_ALONE";
     if std::env::var_os(VARIABLE).is_some_and(|name| name == test) {
@@ -40,7 +41,7 @@ fn waited(process: u32) -> (i32, libc::rusage) {
     (status, usage)
 }
 
-/// What a command writes to its standard output, and the processor time that it takes: on a busy machine the same as on an idle one.
+/// The standard output of a command, and the processor time that it takes, which does not depend on how busy the machine is.
 #[expect(clippy::zombie_processes, reason = "`wait4` waits for it")]
 pub fn processor_time(command: &mut Command) -> (String, Duration) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();

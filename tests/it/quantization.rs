@@ -1,5 +1,5 @@
-//! Bases in 4 and 8 bits: bytes as bitsandbytes makes them, its checkpoints read and written, hostile ones refused, training
-//! on them, copies kept on disk.
+//! Bases in 4 and 8 bits: the bytes are those of bitsandbytes, its checkpoints are read and written, hostile ones are refused;
+//! training on such bases, and the cache of quantized matrices on disk.
 mod golden;
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Weights that ranks share: the same numbers to the bit as with all weights everywhere, whatever each rank has to do, and
-//! a part of the bytes.
+//! Sharded weights (FSDP): the numbers are the same to the bit as with all weights on every rank, whatever each rank has to do,
+//! and each rank holds only a part of the bytes.
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -72,7 +72,7 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// Everything that a model says of a batch: loss and gradients, losses token by token, logits, and what comes next.
+/// Everything that a model computes from a batch: loss and gradients, losses token by token, logits, and generated tokens.
 fn said(model: &mut Model, batch: &Batch) -> (f64, Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>) {
     model.params.zero_grads();
     let loss = model.forward_backward(batch, 0.25, 1.0, 0).unwrap();
@@ -242,7 +242,7 @@ fn a_table_of_which_rows_are_trained_is_shared_with_what_they_have_become() {
     }
 }
 
-/// A rank that is alone, and writes down of how many numbers each segment is that it asks for.
+/// A rank that is alone, and records how many numbers each segment has that it asks for.
 #[derive(Debug, Default, Clone)]
 struct Asked(Arc<Mutex<Vec<usize>>>);
 

@@ -1,4 +1,4 @@
-//! What a person sees: no secret, wherever it came from, and nothing that a terminal obeys.
+//! What the program prints contains no secret, wherever it came from, and no control character that a terminal would obey.
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -1,5 +1,5 @@
-//! What is no regular file in the place of one that a command reads: refused in a line that names it, never waited for and never passed
-//! over.
+//! A FIFO, a device or a folder in place of a file that a command reads: refused in a line that names it, never waited for, and
+//! never skipped.
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use std::fs;
 use std::io;
@@ -81,7 +81,7 @@ fn what_is_no_regular_file_is_refused_by_its_name_whoever_reads_it() {
     }
 }
 
-/// A disk on which somebody takes away each new file and folder at once.
+/// A disk on which every new file and folder is removed at once, as by another process.
 struct Thief;
 
 impl Disk for Thief {

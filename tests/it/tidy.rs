@@ -1,5 +1,5 @@
-//! Holds the sources to the project's own rules: file length and purpose, who may print,
-//! where `unsafe` may stand, and that nothing unfinished or unreachable is referred to.
+//! Checks that the sources follow the project's own rules: the length and purpose of files, which code may print or use
+//! `unsafe`, and that nothing unfinished or unreachable is referred to.
 use std::fs;
 use std::path::{Path, PathBuf};
 

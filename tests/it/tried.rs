@@ -1,5 +1,5 @@
-//! The tables of what is tried with each family (docs/models.md), and with each model that reads images (docs/guides/images.md). They
-//! follow from the golden files, from the lists of models that tests go through, and from the registry.
+//! Checks the tables of what is tested with each family (docs/models.md) and with each model that reads images
+//! (docs/guides/images.md). They follow from the golden files, from the lists of models in the tests, and from the registry.
 use crate::parity::{families, golden, json};
 use crate::{export, gpu_memory, picture_modes, pictures, plan, shard, vision};
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,7 +106,8 @@ fn table_of_images() -> String {
     text
 }
 
-/// Holds a table of a document to what it must be, and every column from `first` on to a yes: else its list was lost.
+/// Checks that a document contains the expected table, and that every column from `first` on has a yes: a column without one
+/// means that a list of models was lost.
 fn check(document: &str, expected: &str, first: usize) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
     let text = std::fs::read_to_string(path).unwrap();

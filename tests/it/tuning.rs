@@ -1,4 +1,4 @@
-//! What is trained and on top of what: freezing, new tokens, biases, `PiSSA`, stacked adapters.
+//! Which tensors are trained, and on top of which base: freezing, new tokens, biases, `PiSSA`, stacked adapters.
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -33,7 +33,7 @@ const GRADIENT: f32 = 5e-5;
 /// Runs with a second encoder: beside Gemma 3, in front of captions, beside models whose pictures have places in a grid, and where a prompt sees both ways.
 pub const WORLDS: [&str; 6] =
     ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl", "world_paligemma"];
-/// The golden models and pairs, in parts that a test holds to PyTorch each.
+/// The golden models and pairs, in groups. One test compares each group with PyTorch.
 pub const EQUAL: [&[&str]; 7] = [
     &["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "gemma3"],
     &["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"],
@@ -65,7 +65,7 @@ fn config(name: &str) -> Config {
     config
 }
 
-/// Connector and encoder, all of them.
+/// Trains all of the connector and the encoder.
 fn everything() -> VisionTraining {
     VisionTraining { connector: true, newline: true, encoder: true, ..VisionTraining::default() }
 }

@@ -1,5 +1,5 @@
-//! Images that rows name by web address, from a server on the loopback: in every form of a row, once for all runs and ranks, and never from
-//! a host that is not public.
+//! Images that rows name by web address, from a server on the loopback: they work in every form of a row, are fetched once for
+//! all runs and ranks, and are never fetched from a host that is not public.
 use crate::pictures::{encoder, golden, paired, seeing, write_rows};
 use crate::run::fixture::{Fixture, said, tunesmith};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Reading and writing safetensors: against the reference library, and against files that lie.
+//! Reading and writing safetensors: compared with the reference library, and with files whose headers are wrong.
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};

@@ -1,4 +1,5 @@
-//! A second encoder of pictures (`TheWorld`) from files to a trained model: the stages, the cache, a stopped run, what is refused.
+//! A second image encoder (`TheWorld`) from files to a trained model: training in stages, the feature cache, a stopped and
+//! resumed run, and what is refused.
 use crate::pictures::{copy, dataset, golden, kept, paired, picture, seeing, whole, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::run::resume::straight_equals_stopped_on;

@@ -1,4 +1,4 @@
-//! The one definition of the keys: what is generated from it, and that every key has a reader.
+//! The single definition of all keys: what is generated from it, and that code reads every key.
 use super::*;
 use crate::tidy;
 

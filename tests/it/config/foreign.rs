@@ -1,4 +1,5 @@
-//! Files of DeepSpeed, Accelerate and FSDP: every key of theirs is accounted for, and what they say becomes settings of ours.
+//! Configuration files of DeepSpeed, Accelerate and FSDP: each of their keys has an outcome, and the values become our
+//! settings.
 use super::*;
 use serde_json::Value as Json;
 use tunesmith::config::foreign::{Format, KeyOutcome, Outcome, docs};

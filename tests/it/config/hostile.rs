@@ -1,4 +1,4 @@
-//! Files and words that mean harm, or look like it.
+//! Configuration files and words that are made to do harm, or look so.
 use super::*;
 use serde_json::{Value, json};
 use std::fmt::Write;

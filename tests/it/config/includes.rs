@@ -1,4 +1,4 @@
-//! Files that take over other files.
+//! Configuration files that include others.
 use super::*;
 
 #[test]

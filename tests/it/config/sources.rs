@@ -1,4 +1,4 @@
-//! Where values come from and which of them counts.
+//! The sources of a value (file, environment, word, flag), and which one takes precedence.
 use super::*;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Every key of every golden model's `config.json`, changed: what runs computes what Transformers computes, and what Transformers
-//! refuses, or cannot compute, does not run.
+//! Changes every key of every golden model's `config.json`. A model that still runs must compute what Transformers computes. One
+//! that Transformers refuses, or cannot compute, must not run.
 //!
 //! Each key is tried once, with another of its values in each model; `TUNESMITH_ALL_VARIANTS=1` tries all values
 //! (`just config-variants`).
@@ -17,10 +17,10 @@ use tunesmith::model::weights::WeightFiles;
 use crate::parity::{golden, json, recipe};
 
 const TOKENS: usize = 24;
-/// Logits: parity's 5e-5, the rounding of what is stored, and larger values than parity's models have.
+/// Limit for logits. It allows for the 5e-5 of the parity tests, for the rounding of stored values, and for larger logits.
 const LIMIT: f64 = 1e-4;
 
-/// A value of a key, and what Transformers makes of the file: `refused`, `random` or `nan`, or some logits.
+/// A value of a key, and what Transformers does with the changed file: `refused`, `random` or `nan`, or some logits.
 struct Variant {
     key: String,
     value: Value,

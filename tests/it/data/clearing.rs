@@ -1,4 +1,4 @@
-//! Sources mixed by weight, repetitions, contamination, length filters, and what `process` writes of it.
+//! Cleaning data: sources mixed by weight, duplicates, contamination, length filters, and what `process` writes about them.
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

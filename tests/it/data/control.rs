@@ -1,4 +1,4 @@
-//! Special tokens in what messages hold: plain text by default, tokens where the configuration says so.
+//! Special tokens written in messages: plain text by default, tokens if the configuration says so.
 use serde_json::{Value, json};
 use tunesmith::data::row::{Conversation, Form, Row};
 use tunesmith::data::{ChatTemplate, Tokenizer};

@@ -1,4 +1,4 @@
-//! What carries a loss: the assistant's text and the token that ends its turn, and nothing else.
+//! Loss masks: the assistant's text and the token that ends its turn have labels, and nothing else does.
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tunesmith::config::LossOn;

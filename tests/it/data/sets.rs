@@ -1,4 +1,4 @@
-//! The set as a whole: cache, split, order, packs.
+//! The data set as a whole: its cache, the split, the order of rows, and packing.
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Every template at hand, any conversation: each assistant turn is learned once, whole, as it was written, and nothing of
-//! anybody else's.
+//! Property tests of every chat template with any conversation: each assistant turn gets labels once, as a whole and as it was
+//! written, and no other text does.
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tunesmith::config::{LossOn, Truncation};

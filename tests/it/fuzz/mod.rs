@@ -1,5 +1,5 @@
-//! The readers of outside input, on stored inputs and on mutations of them. `just fuzz` runs the same targets under
-//! libFuzzer for as long as one likes; what it finds goes into `tests/fuzz/TARGET/` and is replayed here.
+//! Runs the readers of outside input on stored inputs and on mutations of them. `just fuzz` runs the same targets under
+//! libFuzzer for any length of time. Inputs that it finds go into `tests/fuzz/TARGET/` and are replayed here.
 mod targets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

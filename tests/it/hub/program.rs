@@ -1,4 +1,4 @@
-//! The same through the program: `download`, `train`, `data` and `doctor` with names of the hub.
+//! Names of the hub through the real program: `download`, `train`, `data` and `doctor`.
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};

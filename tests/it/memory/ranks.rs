@@ -1,4 +1,5 @@
-//! The same with several ranks: all measure, the worst counts, and what one has no room for all cut.
+//! The memory budget with several ranks: all measure and the worst figures count, and if one rank has no room for a pass, all
+//! use smaller passes.
 use std::ops::Range;
 
 use tunesmith::comm::single::Single;
@@ -14,7 +15,7 @@ use crate::parity;
 use crate::processes::alone;
 use crate::run::fixture::{said, tunesmith};
 
-/// The first of two ranks, whose peer always says the same.
+/// The first of two ranks. Its peer always sends the same numbers.
 struct Peer {
     budget: u64,
     bytes: f64,

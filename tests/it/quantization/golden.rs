@@ -1,4 +1,4 @@
-//! What bitsandbytes makes of matrices and of a checkpoint, to the bit.
+//! Quantized matrices and a whole checkpoint, compared bit for bit with those of bitsandbytes.
 use half::{bf16, f16};
 use tunesmith::Kind;
 use tunesmith::ops::quant::{Format, Quantized, Scales, encode};

@@ -1,4 +1,4 @@
-//! `tuning.backend`: the backend that is asked for runs, checkpoints name it, and they resume only with the same one.
+//! `tuning.backend`: a run uses the backend that is asked for, checkpoints record it, and they resume only with the same one.
 use serde_json::Value;
 
 use super::fixture::{Fixture, said, train};

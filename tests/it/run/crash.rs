@@ -93,8 +93,8 @@ impl Case {
         text.lines().map(|line| line.split(' ').nth(1).unwrap().to_owned()).collect()
     }
 
-    /// What must hold whatever has happened: no checkpoint is damaged, the newest is at least that which was said to be
-    /// saved, and to the byte the one of the uninterrupted run.
+    /// Checks what must hold after any fault: no checkpoint is damaged, the newest one is at least as new as the last that was
+    /// reported as saved, and it equals that of the uninterrupted run byte for byte.
     fn look(&self, out: &Path, output: &Output) {
         let (newest, damaged) = newest_complete(out).unwrap();
         assert!(damaged.is_empty(), "{damaged:?}");
@@ -120,7 +120,7 @@ impl Case {
         }
     }
 
-    /// Goes on to the end in this process: it is the end of the uninterrupted run, and nothing is left lying about.
+    /// Resumes the run to its end in this process. It must end as the uninterrupted run did, and leave no temporary files.
     pub fn finish(&self, out: &Path) {
         let words = [&*format!("train.output_dir={}", out.display()), "train.resume_from_checkpoint=latest"];
         assert!(go(&self.config, &words, u64::MAX));

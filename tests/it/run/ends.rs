@@ -1,4 +1,4 @@
-//! Whole runs: what they leave behind, how they learn, and the ways in which they end.
+//! Whole runs: the files that they write, how the loss falls, and the ways in which runs end.
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A disk that is full, which a limit of files' sizes stands for; and checkpoints that lie on another one, behind a link.
+//! A full disk, simulated by a limit on the size of files; and checkpoints on another disk, behind a link.
 use super::fixture::{Fixture, said, train, tunesmith};
 use super::resume::{assert_same_ending, go};
 use std::fs;

@@ -1,6 +1,6 @@
-//! Ranks with a GPU each, over the stand-ins for GPUs and NCCL. Gradients and weights that go from GPU to GPU have the
-//! same bits as those that go through main memory, and no rank is left behind when another is lost. The stand-in for
-//! NCCL is late. So a rank that does not wait for it, or for which it does not wait, has wrong numbers.
+//! Ranks with a GPU each, over the stand-ins for GPUs and NCCL. Gradients and weights that go from GPU to GPU have the same
+//! bits as those that go through main memory, and no rank is left behind when another is lost. The stand-in for NCCL works
+//! with a delay. So a rank gets wrong numbers if it does not wait for NCCL, or NCCL does not wait for it.
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn launch(config: &Path, gpus: usize, timeout: &str, words: &[&str], variables: 
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// The run `name`, which ends well, and what it says.
+/// Runs two ranks into the folder `name`, checks that the run succeeds, and returns its output.
 fn run(fixture: &Fixture, config: &Path, name: &str, words: &[&str], variables: &[(&str, &str)]) -> String {
     let to = format!("train.output_dir={}", fixture.path(name).display());
     let output = launch(config, 2, "60", &[&[&*to], words].concat(), variables).wait_with_output().unwrap();

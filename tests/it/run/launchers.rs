@@ -1,4 +1,4 @@
-//! Other launchers than ours, and the files of `examples/multi-node`, as far as one machine can try them.
+//! Launchers other than `tunesmith launch`, and the files in `examples/multi-node`, as far as one machine can test them.
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -198,7 +198,7 @@ fn workers(parent: u32) -> Vec<i32> {
     found
 }
 
-/// Removes the two when it goes.
+/// Removes both network namespaces when it is dropped.
 struct Namespaces;
 impl Drop for Namespaces {
     fn drop(&mut self) {

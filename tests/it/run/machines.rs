@@ -8,7 +8,7 @@ use super::fixture::{Fixture, said, tunesmith};
 use super::ranks::{apart, curve, wait_for_lines};
 use crate::comm::gloo_is_there;
 
-/// What the ranks of both machines know each other by.
+/// The run's token, by which the ranks of both machines recognize each other.
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// Two namespaces and the cable between them; gone when it is dropped.
@@ -19,7 +19,7 @@ struct Machines {
 impl Machines {
     const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
-    /// Why not, where it cannot be done here.
+    /// Sets up both namespaces; the error says why this machine cannot.
     fn new() -> Result<Self, String> {
         let id = std::process::id();
         let machines = Self { names: [0, 1].map(|side| format!("ts{id}-{side}")) };

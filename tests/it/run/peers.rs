@@ -1,5 +1,5 @@
-//! Ranks that do not belong together, started one by one as a launcher of others would: both sides are named, on every
-//! rank, long before `train.ddp_timeout`. And the ways to several ranks where Gloo is not there yet, or cannot be.
+//! Ranks that do not belong together, started one by one as another launcher would: every rank names both sides, long before
+//! `train.ddp_timeout`. Also ways to start several ranks where Gloo is not built yet, or cannot be.
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::comm::{gloo_is_there, stand_in};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// One rank: what its environment and its words say.
+/// A rank, described by its environment variables and command-line words.
 #[derive(Clone, Copy)]
 struct Peer<'a> {
     rank: &'a str,
@@ -48,7 +48,7 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// What becomes of them, all within a quarter of a minute.
+/// Runs the ranks and returns their outputs. All must end within 15 seconds.
 fn ended(config: &Path, peers: &[Peer<'_>]) -> Vec<Output> {
     let (port, began) = (free_port(), Instant::now());
     let running: Vec<Child> = peers.iter().map(|peer| peer.start(config, port)).collect();

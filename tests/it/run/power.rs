@@ -90,9 +90,9 @@ fn parent(path: &Path) -> &Path {
 #[derive(Default)]
 struct Disk {
     files: Vec<Content>,
-    /// As the program sees it.
+    /// The entries as the program sees them.
     live: Names,
-    /// As it is certain to be after a loss of power.
+    /// The entries that are certain to be there after a loss of power.
     durable: Names,
     /// Changes since then, in their order.
     pending: Vec<Change>,

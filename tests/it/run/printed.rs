@@ -1,4 +1,4 @@
-//! Configurations as guides of other systems print them, with a model and rows of ours.
+//! Configurations as the guides of other toolkits print them, run with a model and rows of ours.
 use std::path::{Path, PathBuf};
 use std::process::Output;
 

@@ -1,4 +1,5 @@
-//! Runs on a base in 4 or 8 bits: equal to runs on the same numbers dense, on a cold cache with several ranks, and merged.
+//! Runs on a base in 4 or 8 bits: they equal runs on a dense base of the same numbers, also with several ranks on a cold cache,
+//! and can be merged.
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -46,7 +47,7 @@ fn copy(fixture: &Fixture, name: &str, change: impl Fn(&str, &[usize], &mut Vec<
     to
 }
 
-/// A dense copy that holds what the codes of the fixture's model mean.
+/// A dense copy of the fixture's model with its numbers quantized and dequantized.
 fn widened(fixture: &Fixture, format: Format) -> PathBuf {
     let matrices = quantize::matrices(&open(&fixture.path("model")).0, &[]).unwrap();
     copy(fixture, &format!("wide-{}", format.name()), |name, shape, values| {

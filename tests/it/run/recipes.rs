@@ -1,4 +1,5 @@
-//! The recipes for several ranks, through the wrapper and the justfile as they are, but for the build before the recipe and the binary it names.
+//! The recipes of the justfile for several ranks, run through the wrapper as they are, except that nothing is built first and
+//! another binary is named.
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};

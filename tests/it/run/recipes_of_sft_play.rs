@@ -1,4 +1,4 @@
-//! The recipes that SFT-Play's users know, on what ships with the repository.
+//! The recipes of the justfile that users of SFT-Play know, on files that ship with the repository.
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;

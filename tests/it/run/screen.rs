@@ -1,4 +1,4 @@
-//! What a person sees in a terminal of 80 columns, and the commands that are printed for them to paste.
+//! What the user sees in a terminal of 80 columns, and the commands that are printed for pasting.
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;

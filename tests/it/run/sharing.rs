@@ -1,5 +1,5 @@
-//! Ranks that share the optimizer's state and the gradients: the bits of copies, the curve of one process, and
-//! checkpoints that any number of ranks resumes.
+//! Ranks that shard the optimizer's state and the gradients (ZeRO): they compute the same bits as DDP, have the losses of one
+//! process, and write checkpoints that any number of ranks can resume.
 use std::ops::Range;
 use std::path::Path;
 
@@ -46,7 +46,7 @@ fn words(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// Copies, and shares of them, on threads: files and metrics are the same to the bit.
+/// Checks that ranks as threads leave the same files and metrics, to the bit, whether they hold copies or shards.
 fn copies_and_shares(extra: &[&str], count: usize, accumulation: usize) {
     let fixture = Fixture::new();
     let mut lines = vec![
@@ -667,7 +667,7 @@ fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_
     }
 }
 
-/// What `work` gives on each of so many ranks as threads.
+/// Runs `work` on each of `size` ranks, which are threads, and returns the results in their order.
 fn on_ranks<T: Send>(size: usize, work: &(dyn Fn(&dyn Collectives) -> T + Sync)) -> Vec<T> {
     if size == 1 {
         return vec![work(&Single)];
@@ -701,7 +701,7 @@ fn what_cannot_be_shared_so_is_refused_and_a_timeline_is_told() {
     assert_eq!(metrics(&fixture.path("out")).0.len(), timeless(&fixture.path("out")).len());
 }
 
-/// The most bytes that a run's process with a memory budget had in use, as its summary says.
+/// The peak bytes of a run's process with a memory budget, as its summary reports them.
 pub(super) fn held(text: &str) -> f64 {
     let line = text.lines().find(|line| line.trim_end().ends_with("in use at most")).expect("a summary");
     let words: Vec<&str> = line.split_whitespace().collect();

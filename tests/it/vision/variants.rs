@@ -1,5 +1,5 @@
-//! Every key of image encoders and of image processors, changed (`scripts/golden/vision_variants.py`): what runs computes what Transformers
-//! computes, and what Transformers refuses, or cannot compute, does not run.
+//! Changes every key of image encoders and image processors (`scripts/golden/vision_variants.py`). A model that still runs must
+//! compute what Transformers computes. One that Transformers refuses, or cannot compute, must not run.
 use super::golden::{Run, golden, picture_of_encoder};
 use super::{config, trained_by};
 use crate::config::variants::{are_near, changed, numbers};
@@ -22,7 +22,7 @@ use tunesmith::vision::{Picture, Pixels, Processor};
 /// Pixels of a patch's side.
 const PATCH: usize = 8;
 
-/// What runs here though Transformers refuses it, or lacks a weight: models, key, values, and why it is right to run.
+/// An exception: a variant runs here although Transformers refuses it or lacks a weight. Models, key, values, and the reason.
 type Exception = (&'static [&'static str], &'static str, &'static [&'static str], &'static str);
 
 const EXCEPTIONS: [Exception; 9] = [

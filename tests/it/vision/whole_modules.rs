@@ -1,5 +1,5 @@
-//! An adapter's file holds every tensor of the modules that its `modules_to_save` names, as PEFT wants it: also those that no gradient comes
-//! to, with the base's numbers.
+//! An adapter's file contains every tensor of the modules that its `modules_to_save` names, as PEFT requires: also tensors
+//! without a gradient, with the base's numbers.
 use super::config;
 use super::golden::golden;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Whole runs on a multimodal model: a tiny `LLaVA`, in both namings.
+//! Whole runs on a tiny `LLaVA`, with the tensor names of Transformers' files and with those that it has in memory.
 use super::{Raw, read, renamed, write};
 use crate::parity::json;
 use crate::run::fixture::{Fixture, model_config, said, train, tunesmith};
@@ -84,7 +84,7 @@ fn check_written(dir: &Path, base: &Raw, [_, other]: [&str; 2], what: &str) {
     Arch::from_dir(dir).unwrap();
 }
 
-/// A run that goes on from its first checkpoint ends with the same weights.
+/// Checks that a run which resumes from its first checkpoint ends with the same weights.
 fn resumes(fixture: &Fixture, name: &str, result: &str) {
     let again = fixture.path("resumed");
     let from = fixture.path(name).join("checkpoint-000001").display().to_string();
