@@ -16,7 +16,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Reads the image `file` far enough to hash it and to know its size.
+    /// Hashes the image `file`, reads its size, and computes how the image processor cuts it.
     ///
     /// # Errors
     /// The file cannot be read, or the image processor refuses an image of this size.

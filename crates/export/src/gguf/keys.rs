@@ -192,7 +192,7 @@ fn of_experts(arch: &Arch, gguf: &Gguf, experts: &Experts, put: &mut impl FnMut(
     }
 }
 
-/// The keys of Gemma 3n: several residual streams (AltUp), and MLP gates that keep few features.
+/// The keys of Gemma 3n: several residual streams (`AltUp`), and MLP gates that keep few features.
 fn streams(arch: &Arch, put: &mut impl FnMut(&str, Value)) {
     let Some(altup) = &arch.altup else { return };
     put("altup.active_idx", Value::count(altup.active));
@@ -274,7 +274,7 @@ fn scaling(arch: &Arch, gguf: &Gguf, rope: &Rope, put: &mut impl FnMut(&str, Val
     }
 }
 
-/// YaRN's factors as a file states them.
+/// The factors of `YaRN` as a file states them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Yarn {
     /// `yarn_log_multiplier`; 0 without it.
@@ -284,7 +284,7 @@ pub(super) struct Yarn {
 }
 
 impl Yarn {
-    /// Computes both numbers; `None` without YaRN. The model's shape has no `mscale_all_dim`, so it is derived from the factors
+    /// Computes both numbers; `None` without `YaRN`. The model's shape has no `mscale_all_dim`, so it is derived from the factors
     /// on scores and on cosines.
     fn of(arch: &Arch, gguf: &Gguf) -> Option<Self> {
         let RopeScaling::Yarn { factor, attention_factor, .. } = arch.ropes.first()?.scaling else { return None };
