@@ -50,8 +50,8 @@ struct Chat {
     colour: bool,
 }
 
-#[derive(Debug, PartialEq, Eq)]
 /// Whether the conversation goes on after a line of input.
+#[derive(Debug, PartialEq, Eq)]
 enum Next {
     On,
     Leave,
