@@ -1,7 +1,9 @@
-//! Answers about pictures, such as captions: how many differ, nearly the same ones, lengths, and rare words.
+//! Statistics about the answers of rows with pictures, such as captions: how many differ, how many nearly repeat
+//! another one, how long they are, and which words are rare.
 //!
-//! Time is linear in the answers. Memory is bounded by constants and the number of different answers, not by their length: at
-//! most 60 bytes for each, and 50 more for each of the first [`COMPARED_ANSWERS`], which are compared. A temporary file has their words.
+//! The time is linear in the number of answers. The memory depends on the number of different answers, not on their
+//! length: at most 60 bytes for each, and 50 more for each of the first [`COMPARED_ANSWERS`], which are compared with
+//! each other. Their words are in a temporary file.
 use std::collections::{BTreeMap, HashMap};
 use std::slice::from_ref;
 
@@ -14,70 +16,72 @@ use super::minhash::{add_words, band_of_words, shared_words, word_sketch};
 use super::report::{Counts, NAMED_ROWS};
 use super::tokens::{TokenSet, TokenWriter};
 
-/// The share of their words that near-duplicates have in common (Jaccard similarity of the sets).
+/// Two answers are near-duplicates if their sets of words have at least this Jaccard similarity.
 pub const NEAR: f64 = 0.8;
-/// Bands, and `MinHash` values in each: at a similarity of 0.8 they find 95 % of the pairs, at 0.9 all but one of 10,000.
+/// The number of bands, and of `MinHash` values in each. They find 95 % of the pairs with a similarity of 0.8, and all
+/// but one in 10,000 of those with 0.9.
 const BANDS: (usize, usize) = (16, 8);
 /// How many earlier answers of a bucket an answer is compared with.
 const COMPARED: usize = 64;
-/// How many different answers are compared.
+/// How many different answers are compared. Further ones are only counted.
 const COMPARED_ANSWERS: usize = 1 << 22;
-/// How many different words are counted.
+/// How many different words are counted. Further ones are ignored.
 const COUNTED_WORDS: usize = 1 << 20;
-/// Longer words, such as addresses, are not counted among the different ones.
+/// The longest word that is counted, in bytes. Longer ones, such as web addresses, are ignored.
 const LONGEST_WORD: usize = 64;
 
 /// Answers about pictures, such as captions.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct AnswerReport {
-    /// How many there are.
+    /// The number of answers.
     pub count: usize,
-    /// How many differ in more than case and spaces.
+    /// The number of answers that differ from each other in more than case and white space.
     pub different: usize,
-    /// The commonest one, and how often it is given.
+    /// The most frequent answer in lower case, and how often it occurs.
     pub commonest: (String, usize),
-    /// The fewest words, their mean, and the most.
+    /// Words per answer: the fewest, the mean, and the most.
     pub words: (usize, f64, usize),
-    /// Different words, and those that occur once. Words of more than 64 bytes and those after the first 1,048,576 different ones do not
-    /// count.
+    /// How many different words occur, and how many of them occur once. Words of more than 64 bytes are not counted,
+    /// nor are those after the first 1,048,576 different ones.
     pub vocabulary: (usize, usize),
-    /// The first words, by the alphabet, that occur once.
+    /// The alphabetically first of the words that occur once, at most five.
     pub rare_words: Vec<String>,
     /// Different answers that share most of their words.
     pub near_duplicates: NearDuplicates,
 }
 
-/// Different answers that share at least 80 % of their words with another one, directly or over a chain of such answers. The
-/// order of words and how often each occurs do not count. Of more than 256 different words, a sample of 256 is compared.
+/// Different answers that share at least 80 % of their words with another one, directly or over a chain of such
+/// answers. The order of the words, and how often each occurs, do not count. If an answer has more than 256 different
+/// words, a sample of 256 of them is compared.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct NearDuplicates {
-    /// Answers that nearly duplicate an earlier one.
+    /// How many different answers nearly duplicate an earlier one.
     pub answers: usize,
-    /// Groups of such answers.
+    /// How many groups of near-duplicates there are.
     pub groups: usize,
     /// How many different answers were compared: the first ones, if there are more than 4,194,304.
     pub compared: usize,
-    /// The first pairs.
+    /// The first pairs, at most five, each with the earlier answer first.
     pub pairs: Vec<[String; 2]>,
 }
 
-/// Counts answers one by one.
+/// Collects the statistics answer by answer. Call [`Self::push`] for each answer, then [`Self::finish`].
 pub struct AnswerCounter {
     count: usize,
-    /// The number of each different answer, by the hash of its words.
+    /// The index of each different answer, by the hash of its normalized text.
     numbers: HashMap<u64, u32>,
-    /// How often each is given.
+    /// How often each different answer occurs, by its index.
     times: Vec<u32>,
-    /// The row that gives it first.
+    /// The first row that gives each different answer, by its index.
     firsts: Vec<u32>,
-    /// Words of the shortest answer, of all, and of the longest one.
+    /// Words of the shortest answer, of all answers together, and of the longest one.
     lengths: (usize, usize, usize),
     vocabulary: HashMap<String, u32>,
     sketches: TokenWriter,
     compared: usize,
 }
 
-/// The words of a text without case, with one space between.
+/// The text in lower case, with one space between words.
 fn normalized(text: &str) -> String {
     text.split_whitespace().map(str::to_lowercase).collect::<Vec<_>>().join(" ")
 }
@@ -105,7 +109,7 @@ impl AnswerCounter {
         })
     }
 
-    /// Counts an answer of a row.
+    /// Adds one answer of a row. A row may have several answers, such as captions.
     ///
     /// # Errors
     /// The temporary file of words cannot be written.
@@ -146,10 +150,10 @@ impl AnswerCounter {
         self.sketches.push((!stored.input_ids.is_empty()).then(|| (from_ref(&stored), 1.0)))
     }
 
-    /// The counts. `texts` gives the answers of a row again.
+    /// Computes the report. `texts` returns the answers of a row again, because only their hashes are kept.
     ///
     /// # Errors
-    /// Those of `texts`, and of the temporary file.
+    /// The errors of `texts`; the temporary file cannot be read.
     pub fn finish(self, texts: &dyn Fn(usize) -> Result<Vec<String>>) -> Result<AnswerReport> {
         let Self { count, numbers, times, firsts, lengths: (least, all, most), vocabulary, sketches, compared } = self;
         let text_of = |number: usize| -> Result<String> {
@@ -192,7 +196,7 @@ fn near_duplicates(
         alike: |one: &Vec<u32>, other: &Vec<u32>| shared_words(one, other) >= NEAR,
     };
     let usable: Vec<u32> = sketches.usable().collect();
-    // Pairs by the number of the later answer; the first few are shown.
+    // Pairs by the index of the later answer. Only the first few are kept for the report.
     let mut first = BTreeMap::new();
     let roots = clustering.roots(sketches.rows(), &usable, &mut |earlier, later| {
         first.entry(later).or_insert(earlier);
@@ -210,7 +214,8 @@ fn near_duplicates(
 }
 
 impl AnswerReport {
-    /// The share of rows that give the commonest answer, if it is so large that a model may learn that alone.
+    /// The share of the most frequent answer among all answers, if it is over half of at least ten answers. A model may
+    /// then learn to give only this answer. `None` otherwise.
     pub fn constant(&self) -> Option<f64> {
         let share = self.commonest.1 as f64 / self.count.max(1) as f64;
         (self.count >= 10 && share > 0.5).then_some(share)

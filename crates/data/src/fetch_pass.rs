@@ -1,4 +1,4 @@
-//! A pass over the rows of an input that fetches the images which rows name by web address, before the rows are tokenized.
+//! Fetches all images that the rows of an input name by web address, before these rows are tokenized.
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,28 +15,29 @@ use tunesmith_base::words::count;
 
 /// How many images are fetched at once.
 const AT_ONCE: usize = 16;
-/// How many reasons of failures the report keeps.
+/// How many failures the report describes.
 const NAMED_FAILURES: usize = 5;
 
-/// Images that rows name by web address.
+/// Counts of the images that rows name by web address.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WebCounts {
-    /// Fetched now.
+    /// Images that this run fetched.
     pub fetched: u64,
-    /// The bytes of these.
+    /// Bytes of the fetched images.
     pub bytes: u64,
-    /// In the cache already.
+    /// Images that were in the cache already.
     pub cached: u64,
-    /// Not fetched, or no image (`data.bad_images: skip`).
+    /// Images that could not be fetched, or that were not an image. Only with `data.bad_images: skip`; otherwise the
+    /// first one ends the run.
     pub failed: u64,
-    /// Those among them that may be there another time.
+    /// Failed images for which another attempt may succeed, as after a network error.
     pub passing: u64,
-    /// The first failures, with their rows.
+    /// The first failures, each with the place of its row.
     pub failures: Vec<String>,
 }
 
 impl WebCounts {
-    /// As these counts stand for a later run, which fetches nothing.
+    /// These counts as a later run from the token cache reports them: it fetches nothing.
     pub(super) fn of_cache(self) -> Self {
         Self { fetched: 0, bytes: 0, cached: self.cached + self.fetched, ..self }
     }
@@ -78,21 +79,21 @@ impl WebCounts {
     }
 }
 
-/// An image to fetch, of a row.
+/// An image to fetch, and the row that names it.
 struct Asked {
     row: usize,
     place: Place,
     name: String,
 }
 
-/// What the threads have done, and the error of the earliest row.
+/// What the threads have counted, and the error of the earliest row that failed.
 #[derive(Default)]
 struct Done {
     counts: WebCounts,
     failed: Option<(usize, Error)>,
 }
 
-/// What the threads share. Each image goes to the one that is free first.
+/// What the threads share. They take images from one queue, so an image goes to the first thread that is free.
 struct Fetching<'a> {
     pictures: &'a dyn Pictures,
     skips: bool,
@@ -105,7 +106,8 @@ impl Fetching<'_> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fetches images until no more come. Behind a row that failed none is fetched, as the run ends.
+    /// Fetches images until the queue is closed. Skips images of rows after one that failed, because the run ends with
+    /// that error.
     fn work(&self) {
         let next = || self.queue.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
         while let Some(Asked { row, place, name }) = next() {
@@ -127,10 +129,12 @@ impl Fetching<'_> {
     }
 }
 
-/// Fetches the images of all rows of an input. With `skips`, one that cannot be fetched is counted.
+/// Fetches the images of all rows of an input, several at once. With `skips` (`data.bad_images: skip`), failures are
+/// only counted.
 ///
 /// # Errors
-/// Those of reading and parsing rows; that of an image that cannot be fetched, with its row; [`Kind::Memory`]: no threads can be started.
+/// The errors of reading and parsing rows; the error of the earliest row with an image that cannot be fetched;
+/// [`Kind::Memory`]: the threads cannot be started.
 pub(super) fn fetch(
     walker: &Walker,
     set: &str,
@@ -146,12 +150,12 @@ pub(super) fn fetch(
     let (asks, queue) = sync_channel(4 * AT_ONCE);
     let fetching = Fetching { pictures, skips, queue: Mutex::new(queue), done: Mutex::default() };
     let walked = std::thread::scope(|scope| {
-        // Dropped at the end, which ends the threads.
+        // Moved into this scope, so that the end of the pass closes the queue and thereby ends the threads.
         let asks = asks;
         let (mut row, mut started) = (0, 0);
         walker.walk(&format!("fetching images of {set}"), input, &links, &mut |(place, names)| {
             for name in names {
-                // The first image starts the threads: many sets have none to fetch.
+                // The threads start with the first image, because many data sets have none to fetch.
                 while started < AT_ONCE {
                     std::thread::Builder::new().spawn_scoped(scope, || fetching.work()).map_err(|error| {
                         Error::memory("cannot start threads that fetch images")

@@ -1,4 +1,5 @@
-//! Images in files.
+//! Reads the pictures of rows from files: in the folder of images, in tar and zip archives, in the cache of `data:`
+//! URIs, and in the cache of web addresses. [`PictureFiles`] implements [`Pictures`].
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,18 +26,19 @@ use tunesmith_config::vision::{ChatImages, VisionArch};
 use tunesmith_config::{Bytes, Config};
 use tunesmith_vision::{Layout, MAX_BYTES, Picture, Pixels, Processor};
 
-/// Behind the hash of a picture for a second encoder.
+/// Added to the hash of a picture's file to identify the second encoder's features of it.
 const SECOND: &str = " second";
 /// The longest side of a thumbnail, in pixels.
 const THUMBNAIL: u32 = 256;
 
-/// The name of the file, and whether the picture stands with others.
+/// The name of the file without its marks, and whether the picture stands with others in a chat.
 fn split(name: &str) -> (&str, bool) {
     let (name, _) = split_world(name);
     name.strip_suffix(AMONG_OTHERS).map_or((name, false), |file| (file, true))
 }
 
-/// The file and line of the first of the first rows of all files of a configuration that shows a picture.
+/// Where a configuration shows its first picture: the file and line of the first such row among the first rows of each
+/// training, validation and test file. `None` if none of these rows shows a picture.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -57,12 +59,13 @@ pub fn first_picture(config: &Config) -> Result<Option<Place>> {
     Ok(first)
 }
 
-/// The names of the pictures in each of the first training rows of all files of a configuration; what cannot be read is left out.
+/// The names of the pictures of each row that shows some, among the first rows of each training file. Rows and files
+/// that cannot be read are left out.
 pub fn first_pictures(config: &Config) -> Vec<Vec<String>> {
     let Ok(inputs) = Inputs::of(config) else { return Vec::new() };
     let mut rows = Vec::new();
     for (path, format) in inputs.train.iter().flat_map(|input| input.paths.iter().map(|path| (path, input.format))) {
-        // What was read before an error counts.
+        // An error only ends the file: the rows before it are used.
         let _ = source::read(path, format, Some(PROBE_ROWS), &Cell::new(0), &mut |row, forms| {
             if row.clone().shows_picture(forms)
                 && let Ok(row) = row.parse(forms)
@@ -75,29 +78,30 @@ pub fn first_pictures(config: &Config) -> Vec<Vec<String>> {
     rows
 }
 
-/// Reads the pictures of a model's rows from a folder.
+/// Reads the pictures that a run's rows name, and prepares them for the vision encoder.
 #[derive(Debug)]
 pub struct PictureFiles {
     processor: Processor,
-    /// That of the second encoder.
+    /// Prepares pictures for the second encoder; `None` without one.
     world: Option<Processor>,
     vision: VisionArch,
-    /// The folder, without links; or an archive, or a folder in one.
+    /// The folder of images as a real path; or an archive, or a folder in an archive.
     folder: PathBuf,
     archives: Archives,
-    /// Where pictures go that rows contain, or name by web address.
+    /// The cache folder for pictures from `data:` URIs and web addresses. Files are named by the hash of their content.
     kept: PathBuf,
-    /// Fetches those of web addresses; `None` if rows may not name such.
+    /// Fetches pictures of web addresses; `None` if rows may not name any (`data.allow_image_urls`).
     web: Option<WebImages>,
-    /// Whether pictures are decoded when rows are read.
+    /// Whether pictures are decoded as soon as rows are read, so that damaged ones are found then (`data.bad_images:
+    /// skip`).
     decodes: bool,
-    /// The rows that show them, once these are read.
+    /// Where the rows are that show the pictures, once these rows were read.
     places: Mutex<PicturePlaces>,
 }
 
 impl PictureFiles {
-    /// For names relative to `folder`. What rows contain themselves is written to `cache`. With `decodes`, a damaged picture is
-    /// found when rows are read, not when it is needed.
+    /// Reads relative names from `folder`. Writes the pictures that rows contain as `data:` URIs to `cache`. With
+    /// `decodes`, damaged pictures are found when the rows are read, and not first in training.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the folder does not exist.
@@ -108,27 +112,28 @@ impl PictureFiles {
             None => real(folder)?,
         };
         let archives = Archives::default();
-        // Whole, since relative names are those of `folder`.
+        // Absolute, because relative names of pictures belong to `folder`.
         let kept = std::path::absolute(cache).map_err(|error| Error::io("open", cache, &error))?.join("pictures");
         let places = Mutex::default();
         Ok(Self { processor, world: None, vision, folder, archives, kept, web: None, decodes, places })
     }
 
-    /// With pictures for a second encoder.
+    /// Adds a second vision encoder, for which `processor` prepares pictures.
     #[must_use]
     pub fn with_world(self, processor: Processor) -> Self {
         Self { world: Some(processor), ..self }
     }
 
-    /// With pictures of web addresses, of which at most so many bytes are kept on the disk.
+    /// Allows web addresses. At most `most` bytes of their pictures are kept on disk.
     ///
     /// # Errors
-    /// [`Kind::Config`]: this build fetches nothing.
+    /// [`Kind::Config`]: this build has no web client.
     pub fn with_web(self, most: Bytes) -> Result<Self> {
         Ok(Self { web: Some(WebImages::new(&self.kept, most, self.decodes)?), ..self })
     }
 
-    /// The web address of a name that [`Pictures::keep`] takes, if the picture is to be fetched; else the name of its file.
+    /// Splits a name as [`Pictures::keep`] takes it into the web address, if the picture must be fetched, and the name
+    /// of its file. A name with both (see [`OR_FILE`]) is fetched only if the file cannot be read.
     fn source<'a>(&self, name: &'a str) -> (Option<&'a str>, &'a str) {
         match name.split_once(OR_FILE) {
             Some((link, file)) => ((self.web.is_some() && self.read(file).is_err()).then_some(link), file),
@@ -136,7 +141,7 @@ impl PictureFiles {
         }
     }
 
-    /// Fetches the picture of a web address.
+    /// The file of the picture at a web address, fetched if necessary. `reads` is as in [`WebImages::fetch`].
     fn web_image(&self, link: &str, reads: bool) -> Result<(PathBuf, Came)> {
         let web = self.web.as_ref().ok_or_else(|| {
             Error::data(format!("the image is a web address ({})", shown(link))).hint(
@@ -148,17 +153,17 @@ impl PictureFiles {
         })
     }
 
-    /// What prepares the picture of this name.
+    /// The processor of the encoder for which this name stands.
     fn processor(&self, file: &str) -> &Processor {
         self.world.as_ref().filter(|_| split_world(file).1).unwrap_or(&self.processor)
     }
 
-    /// The bytes of a picture.
+    /// The bytes of a picture's file.
     fn read(&self, file: &str) -> Result<Vec<u8>> {
         let (file, _) = split(file);
         let path = Path::new(file);
         if let Some(link) = self.web.as_ref().filter(|_| file.contains(OR_FILE) || is_link(file)) {
-            // A name before [`Pictures::keep`], of which a plan wants to know the size.
+            // The name has not gone through [`Pictures::keep`] yet. A plan asks for the size of such pictures.
             let fetched = self.source(file).0.and_then(|address| link.cached(address));
             let fetched = fetched.ok_or_else(|| Error::data("it was not fetched yet"))?;
             return files::read_own(&fetched, MAX_BYTES).map_err(|error| Error::io("read", &fetched, &error));
@@ -168,7 +173,7 @@ impl PictureFiles {
         let member = archive::split(&whole);
         if path.is_relative() {
             let inside = match &member {
-                // A folder of an archive has no links; names that lead out of it are no member's.
+                // Folders in an archive have no links, and no member's name leads out of the archive.
                 Some((archive, _)) if self.folder.starts_with(archive) => true,
                 Some((archive, _)) => fs::canonicalize(archive).map_err(failed)?.starts_with(&self.folder),
                 None => fs::canonicalize(&whole).map_err(failed)?.starts_with(&self.folder),
@@ -182,7 +187,7 @@ impl PictureFiles {
             return self.archives.read(&archive, &name, MAX_BYTES);
         }
         let bytes = files::read(&whole, MAX_BYTES).map_err(failed)?;
-        // What rows contain is named by its hash.
+        // The cache names a file by the hash of its content, so a damaged copy shows.
         let name = whole.strip_prefix(&self.kept);
         if name.is_ok_and(|name| name != Path::new(blake3::hash(&bytes).to_hex().as_str())) {
             return Err(Error::data("the copy in the cache is not what the rows contain")
@@ -191,10 +196,11 @@ impl PictureFiles {
         Ok(bytes)
     }
 
-    /// How a picture of this name and size is cut, and the hash of what its features depend on, given its file's.
+    /// How the processor divides a picture of this size into tiles, and a key of its features: `content`, the hash of
+    /// its file, plus what the picture is used for.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: the processor refuses such a picture.
+    /// [`tunesmith_base::Kind::Data`]: the processor refuses a picture of this size.
     pub fn cut(&self, file: &str, width: u32, height: u32, content: String) -> Result<(Layout, String)> {
         let (_, several) = split(file);
         let content = match (split_world(file).1, several) {
@@ -205,13 +211,13 @@ impl PictureFiles {
         Ok((self.processor(file).layout(width, height, several)?, content))
     }
 
-    /// All that a picture's pixels depend on besides its file.
+    /// Everything that a picture's pixels depend on besides its file. Part of the key of cached features.
     pub fn processing(&self) -> String {
         let world = self.world.as_ref().map_or_else(String::new, |world| format!(" {world:?}"));
         format!("{:?}{world}", self.processor)
     }
 
-    /// An error about a picture that is read after the rows were: with its file and its row.
+    /// Adds the picture's file and the rows that show it to an error that occurs after these rows were read.
     #[must_use]
     pub fn located(&self, file: &str, error: Error) -> Error {
         let name = split(file).0;
@@ -249,7 +255,8 @@ impl Pictures for PictureFiles {
             (None, file) => file.to_owned(),
         };
         let Some(data) = name.strip_prefix("data:") else {
-            // These stand behind names for their meaning here, or make several lines of a message.
+            // Control characters at the end of a name have a meaning here ([`AMONG_OTHERS`]), and others would break a
+            // message into lines.
             if name.contains(char::is_control) {
                 return Err(bad_image(
                     &name.escape_debug().to_string(),
@@ -362,7 +369,8 @@ impl Pictures for PictureFiles {
     }
 }
 
-/// The bytes of base64 text, of either alphabet, with or without padding and line breaks; `None` if it is none.
+/// Decodes base64 in the standard or the URL-safe alphabet, with or without padding and line breaks; `None` if it is
+/// invalid.
 fn base64(text: &str) -> Option<Vec<u8>> {
     const ANY: GeneralPurposeConfig =
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);

@@ -1,13 +1,13 @@
-//! The rows that show pictures, for messages about a picture that is read after the rows were.
+//! Which rows show a picture. Messages need this when a picture turns out to be bad after the rows were read.
 use std::fmt;
 use std::sync::Arc;
 
 use tunesmith_base::error::Error;
 
-/// Finds the place of the rows that show a picture by its name, such as `rows.jsonl:3 and 4 more rows`.
+/// Returns where the rows are that show the picture of this name, such as `rows.jsonl:3 and 4 more rows`.
 type Find = dyn Fn(&str) -> Option<String> + Send + Sync;
 
-/// Knows which rows show a picture; by default none.
+/// Finds the rows that show a picture. The default finds none.
 #[derive(Clone, Default)]
 pub struct PicturePlaces(Option<Arc<Find>>);
 
@@ -22,7 +22,7 @@ impl PicturePlaces {
         Self(Some(Arc::new(find)))
     }
 
-    /// The error about a picture, with the place of its rows in front.
+    /// Puts the place of the rows that show the picture in front of an error about it.
     pub(super) fn locate(&self, name: &str, error: Error) -> Error {
         match self.0.as_ref().and_then(|find| find(name)) {
             Some(place) => error.context(place),

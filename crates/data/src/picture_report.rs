@@ -1,5 +1,5 @@
-//! What `tunesmith data` says about the images of a split and the answers about them: sizes, copies, and captions that
-//! say little.
+//! What `tunesmith data` reports about the pictures of a split and their answers: sizes, copies of the same file, and
+//! captions that say little.
 use std::collections::BTreeSet;
 
 use rayon::prelude::*;
@@ -15,25 +15,25 @@ use tunesmith_base::error::Result;
 /// The pictures of a split, and the answers of the rows that show them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PictureReport {
-    /// How often a picture is shown.
+    /// How often pictures are shown. A picture in three rows counts three times.
     pub shown: usize,
-    /// Number of different names of pictures.
+    /// How many different names of pictures the rows have.
     pub files: usize,
-    /// Names whose file is a copy of another one's.
+    /// How many of these names belong to a file with the same content as another one's.
     pub copies: usize,
-    /// Width and height of the picture with the fewest pixels, and of that with the most.
+    /// Width and height in pixels, of the picture with the fewest pixels and of the one with the most.
     pub sizes: [[u32; 2]; 2],
-    /// The fewest and the most tokens that a picture takes.
+    /// The fewest and the most tokens that a picture takes in the decoder's input.
     pub tokens: [usize; 2],
-    /// What the rows are to answer.
+    /// The texts that the model learns to answer with.
     pub answers: AnswerReport,
-    /// The contents of the files.
+    /// The hashes of the files, each once.
     #[serde(skip)]
     contents: BTreeSet<String>,
 }
 
 impl PictureReport {
-    /// Looks at every picture of a split; `None` if it shows none.
+    /// Reads every picture of a split; `None` if the split shows none.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a picture or a row cannot be read.
@@ -80,7 +80,7 @@ impl PictureReport {
         }))
     }
 
-    /// How many different pictures both show.
+    /// How many different files both splits show, for a warning about pictures that are in training and in validation.
     pub fn shared_with(&self, other: &Self) -> usize {
         self.contents.intersection(&other.contents).count()
     }

@@ -1,5 +1,5 @@
-//! Finds the rows again that show a picture. Neither memory nor the cache keeps the file and line of a row, so the files are read once
-//! more.
+//! Finds the file and line of the rows that show a picture. Neither memory nor the cache of tokenized rows keeps them,
+//! so the files are read once more when an error needs them.
 use std::cell::Cell;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::source::{self, Place};
 use super::tokens::TokenSet;
 use tunesmith_base::words::count;
 
-/// The places of the pictures of a run's rows, each set with the files that it was read from.
+/// Makes the search for a run's rows. Each set of tokenized rows comes with the input that it was read from.
 pub fn places(sets: Vec<(Arc<TokenSet>, Input)>) -> PicturePlaces {
     PicturePlaces::new(move |name| {
         let mut rows = sets.iter().flat_map(|(set, input)| {
@@ -22,7 +22,7 @@ pub fn places(sets: Vec<(Arc<TokenSet>, Input)>) -> PicturePlaces {
         let (input, row) = rows.next()?;
         let mut place = match place_of(input, row) {
             Some(place) => place.to_string(),
-            // The files have changed since.
+            // The files have changed since the rows were read.
             None => format!("{}: row {}", input.name, u64::from(row) + 1),
         };
         let more = rows.count();
@@ -34,7 +34,8 @@ pub fn places(sets: Vec<(Arc<TokenSet>, Input)>) -> PicturePlaces {
     })
 }
 
-/// The file and line of a row of an input; `None` if it is no longer there.
+/// The file and line of row number `row` of an input, counted from 0 over all its files; `None` if the files have fewer
+/// rows now.
 fn place_of(input: &Input, row: u32) -> Option<Place> {
     let mut left = row as usize + 1;
     for path in &input.paths {

@@ -1,21 +1,22 @@
-//! What stands for a picture in a chat, as the processors of Transformers write it.
+//! The text that stands for a picture in a chat: image tokens and what is around them, exactly as the processors of
+//! Transformers write them.
 use std::fmt::Write as _;
 
 use tunesmith_config::vision::PIXTRAL_TOKENS;
 
-/// The rows that a picture takes of the decoder's input.
+/// How many rows of the decoder's input a picture takes, and how they are arranged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PictureRows {
-    /// Rows of the decoder for each tile.
+    /// Rows of the decoder's input for each tile.
     pub tiles: Vec<usize>,
-    /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them. With crops beside it, the
-    /// whole picture is the first tile.
+    /// How many rows and columns of tiles the picture is cut into; `None` if it is not cut. The whole picture is one
+    /// more tile after these. With crops (`pan_and_scan`), the whole picture is the first tile, and the crops follow.
     pub split: Option<(usize, usize)>,
-    /// Rows of the decoder in a line of the first tile.
+    /// How many rows of the decoder's input make one line of the first tile.
     pub columns: usize,
 }
 
-/// The text of `Gemma3Processor` for a picture, and for its crops behind it.
+/// The text of `Gemma3Processor` for a picture, followed by its crops if it has any.
 pub(super) fn gemma3(rows: &PictureRows, image: &str, [begin, end]: [&str; 2]) -> String {
     let of_tile = |rows: &usize| format!("\n\n{begin}{}{end}\n\n", image.repeat(*rows));
     let mut tiles = rows.tiles.iter().map(of_tile);

@@ -1,5 +1,8 @@
-//! Images of rows: their files, and their places in a row's tokens. Only names are in memory. The encoder's input is
-//! made from an image when a batch needs it.
+//! The pictures of rows: where their files are, and which tokens of an example stand for them.
+//!
+//! The decoder reads a picture as a number of rows of its input: positions `[tokens, hidden]` whose embeddings are
+//! replaced by the output of the vision encoder and its connector. Only names and positions of pictures are in memory.
+//! The encoder's input (pixels) is made from a file when a batch needs it.
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,195 +22,208 @@ use tunesmith_base::words::count;
 use tunesmith_config::vision::{ChatForm, ChatImages, PIXTRAL_TOKENS};
 use tunesmith_vision::Pixels;
 
-/// Reads the pictures that rows name. Many threads use one.
+/// Reads the pictures that rows name. One value serves all threads. [`super::PictureFiles`] reads them from files.
 pub trait Pictures: Debug + Send + Sync {
-    /// The name under which a picture can be read as long as the run's rows are kept. What a `data:` URI holds is written to a
-    /// file, and what is at a web address is fetched.
+    /// The name under which the picture can be read as long as the run's data is kept. `name` is what a row says: a
+    /// file, a web address or a `data:` URI. The content of a `data:` URI is written to a file, and a web address is
+    /// fetched.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: no base64; [`tunesmith_base::Kind::Io`]: the file cannot be written; those of [`Self::fetch`].
+    /// [`tunesmith_base::Kind::Data`]: the URI has no valid base64; [`tunesmith_base::Kind::Io`]: the file cannot be
+    /// written; the errors of [`Self::fetch`].
     fn keep(&self, name: String) -> Result<String>;
 
-    /// Whether [`Self::keep`] would fetch a picture of this name from the web.
+    /// Whether [`Self::keep`] may have to fetch this picture from the web.
     fn is_remote(&self, _name: &str) -> bool {
         false
     }
 
-    /// Fetches it ahead of [`Self::keep`]; `None` if the name is that of a file.
+    /// Fetches a picture from the web before [`Self::keep`] needs it, and says whether it was in the cache. `None` if
+    /// there is nothing to fetch, because the name is that of a file.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`] or [`tunesmith_base::Kind::Io`], with its address: it cannot be fetched.
+    /// [`tunesmith_base::Kind::Data`] or [`tunesmith_base::Kind::Io`], with the web address: the picture cannot be
+    /// fetched.
     fn fetch(&self, _name: &str) -> Result<Option<Came>> {
         Ok(None)
     }
 
-    /// Whether this is the name of a picture that [`Self::keep`] has written, and whose file is gone.
+    /// Whether [`Self::keep`] has written the file of this picture, and the file is gone.
     fn is_lost(&self, _name: &str) -> bool {
         false
     }
 
-    /// The name of the same picture where it stands with others in a chat; models may show it otherwise than alone.
+    /// The name of the same picture where it stands with others in one chat. Some processors cut a picture into tiles
+    /// or crops only where it is alone, so it may take other rows there.
     fn among_others(&self, name: String) -> String {
         name
     }
 
-    /// The rows that a picture takes of the decoder's input.
+    /// How many rows of the decoder's input the picture takes.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`], with the file: it cannot be read, or is no picture.
+    /// [`tunesmith_base::Kind::Data`], with the name of the file: the file cannot be read, or is not an image.
     fn rows(&self, file: &str) -> Result<PictureRows>;
 
-    /// What the encoder reads of it.
+    /// The input of the vision encoder for the picture: its pixels, or features that were computed before.
     ///
     /// # Errors
     /// As [`Self::rows`].
     fn pixels(&self, file: &str) -> Result<Arc<Pixels>>;
 
-    /// Tells which pictures [`Self::pixels`] will be asked for next, in that order and each as often as it is named. They may be
-    /// read meanwhile. What was announced before is forgotten.
+    /// Announces which pictures [`Self::pixels`] will be asked for next, in this order; a name that occurs twice will
+    /// be asked for twice. They may be read in the background. A new announcement replaces the previous one.
     fn read_ahead(&self, _files: Vec<String>) {}
 
-    /// Makes anew what [`Self::pixels`] reads of pictures and was damaged. Says whether any was.
+    /// Computes again what [`Self::pixels`] reads from a cache and finds damaged. Returns whether any of these `files`
+    /// was damaged.
     ///
     /// # Errors
-    /// It cannot be made again.
+    /// The data cannot be computed again.
     fn mend(&self, _files: &[&str]) -> Result<bool> {
         Ok(false)
     }
 
-    /// Tells which rows show the pictures that will be read from now on. Errors about one then name its row too.
+    /// Sets where the rows are that show the pictures. From now on, errors about a picture also name its rows.
     fn shown_in(&self, _places: PicturePlaces) {}
 
-    /// Refuses a picture that takes other than `rows` rows of the decoder's input: it was replaced since the rows were read.
+    /// Checks that a picture still takes `rows` rows of the decoder's input. If it does not, its file was replaced
+    /// after the rows were tokenized.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`], with the file and the row.
+    /// [`tunesmith_base::Kind::Data`], with the file and the row that shows it: it takes another number of rows.
     fn check_rows(&self, _file: &str, _pixels: &Pixels, _rows: usize) -> Result<()> {
         Ok(())
     }
 
-    /// A picture's content and size.
+    /// A hash of a picture's file, and the picture's size.
     ///
     /// # Errors
     /// As [`Self::rows`].
     fn look(&self, file: &str) -> Result<PictureLook>;
 
-    /// A small copy of it as a `data:` URI, for reports.
+    /// A small PNG copy of the picture as a `data:` URI, for reports.
     ///
     /// # Errors
     /// As [`Self::rows`].
     fn thumbnail(&self, file: &str) -> Result<String>;
 
-    /// How chats show pictures; `None` if they stand only in front of captions.
+    /// How chats show pictures to this model; `None` if the model reads pictures only in front of captions.
     fn chat(&self) -> Option<ChatImages>;
 
-    /// The token that begins a text in the place of a picture's rows, where the model's decoder reads these by cross-attention: every
-    /// text then has one picture. `None`: pictures' rows stand in the text.
+    /// The token that begins a text, for a model whose decoder reads pictures by cross-attention: their rows are not in
+    /// the text, and each text belongs to one picture. `None` if the rows of pictures are part of the text.
     fn start_token(&self) -> Option<u32> {
         None
     }
 
-    /// What a second encoder adds to a chat for each picture; `None` without one.
+    /// What a second vision encoder adds to the decoder's input for each picture; `None` without a second encoder.
     fn world(&self) -> Option<WorldRows> {
         None
     }
 
-    /// What [`Self::rows`] depends on besides the files: part of the name of tokenized rows in the cache.
+    /// A text with everything that [`Self::rows`] depends on besides the files. It is part of the cache key of
+    /// tokenized rows.
     fn key(&self) -> String;
 }
 
-/// A picture's file, as [`Pictures::look`] finds it.
+/// What [`Pictures::look`] finds about a picture's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PictureLook {
-    /// A hash of the file.
+    /// The BLAKE3 hash of the file, in hex.
     pub content: String,
-    /// Columns of pixels.
+    /// The width in pixels.
     pub width: u32,
-    /// Rows of pixels.
+    /// The height in pixels.
     pub height: u32,
 }
 
-/// What a second encoder adds to a chat for each picture, behind the first token.
+/// What a second vision encoder adds to the decoder's input for each picture: rows between two tokens. In a chat they
+/// stand after BOS, or first if the text has no BOS; in front of a caption they come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorldRows {
-    /// The tokens before and behind the rows.
+    /// The ids of the tokens before and after the rows.
     pub tokens: [u32; 2],
-    /// Rows of the decoder that each picture takes, without these tokens.
+    /// Rows of the decoder's input for each picture, without the two tokens.
     pub rows: usize,
 }
 
-/// A picture of an example.
+/// A picture of an example, and the tokens in whose place it is read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shown {
-    /// Its name by [`Pictures::keep`], with a mark behind it where it is shown otherwise.
+    /// The name from [`Pictures::keep`]. A control character at the end marks a variant: a picture among others, or one
+    /// for the second encoder. [`Self::name`] is the name without these marks.
     pub file: String,
-    /// Where its rows are among the tokens of the example: rising runs.
+    /// The positions of its rows among the tokens of the example, as ascending ranges.
     pub runs: Vec<Range<usize>>,
 }
 
-/// Behind the name of a picture that stands with others and is shown otherwise there: no name that [`Pictures::keep`] gives has a control
-/// character.
+/// Ends the name of a picture that is shown differently because it stands with others. No name from [`Pictures::keep`]
+/// has a control character, so the mark is unambiguous.
 pub(crate) const AMONG_OTHERS: char = '\0';
 
-/// Behind the name of a picture for a second encoder, likewise.
+/// Ends the name of a picture for the second encoder.
 const WORLD: char = '\u{1}';
 
-/// Whether a picture's name is that for a second encoder; and the name without that.
+/// The name without the mark of the second encoder, and whether it had this mark.
 pub fn split_world(name: &str) -> (&str, bool) {
     name.strip_suffix(WORLD).map_or((name, false), |file| (file, true))
 }
 
 impl Shown {
-    /// The picture's name, wherever it stands.
+    /// The picture's name from [`Pictures::keep`], without marks.
     pub fn name(&self) -> &str {
         self.file.trim_end_matches([AMONG_OTHERS, WORLD])
     }
 
-    /// Whether these are the rows of a second encoder. The picture has those of the first one too.
+    /// Whether these are rows of the second encoder. The rows of the first encoder for the same picture are another
+    /// [`Shown`].
     pub fn is_world(&self) -> bool {
         split_world(&self.file).1
     }
 
-    /// The picture's name and the encoder, for people.
+    /// The name, and which encoder reads the picture, for messages.
     pub fn label(&self) -> String {
         format!("{}{}", self.name(), if self.is_world() { ", second encoder" } else { "" })
     }
 }
 
-/// What an error about a picture begins with.
+/// The beginning of every error about a picture. [`is_bad_image`] recognizes such errors by it.
 const BAD_IMAGE: &str = "image ";
 
-/// An error about a picture's file.
+/// Adds the name of the picture's file to an error.
 pub(crate) fn bad_image(file: &str, error: Error) -> Error {
     error.context(format!("{BAD_IMAGE}{file}"))
 }
 
-/// Whether an error is about a picture's file.
+/// Whether an error is about a picture's file. With `data.bad_images: skip`, such an error leaves out its row, and any
+/// other error ends the run.
 pub(crate) fn is_bad_image(error: &Error) -> bool {
     error.message().starts_with(BAD_IMAGE)
 }
 
-/// The pictures of a conversation, and the texts that stand for them.
+/// The pictures of a conversation, and the texts that stand for them in the rendered template.
 #[derive(Debug)]
 pub struct ChatPictures {
     files: Vec<String>,
-    /// How many rows each has.
+    /// How many rows of the decoder's input each picture takes.
     rows: Vec<usize>,
-    /// What each becomes in the text.
+    /// The text that replaces `place` for each picture: its image tokens, and what the processor of the model writes
+    /// around them.
     texts: Vec<String>,
-    /// What templates write for a picture.
+    /// What the chat template writes for a picture.
     place: String,
     token: u32,
     world: Option<WorldRows>,
-    /// The token that begins a text.
+    /// The id of BOS, if the tokenizer has one.
     bos: Option<u32>,
 }
 
 impl ChatPictures {
-    /// Looks the pictures of a conversation up.
+    /// Prepares the pictures that a conversation names: keeps their files and counts their rows.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read, or chats of this model show none;
+    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read, or this model reads no pictures in chats;
     /// [`tunesmith_base::Kind::Model`]: the tokenizer lacks a token that stands for pictures.
     pub fn of(pictures: &dyn Pictures, tokenizer: &Tokenizer, names: &[String]) -> Result<Self> {
         let ChatImages { token, form } = pictures.chat().ok_or_else(|| {
@@ -255,7 +271,8 @@ impl ChatPictures {
         Ok(Self { files, rows, texts, place, token, world, bos: bos(tokenizer) })
     }
 
-    /// The conversation as the template can read it: if it reads no parts, each becomes text, and a picture what stands for it.
+    /// The conversation in a form that the template can read. If the template does not write pictures from a list of
+    /// parts, each list becomes one text, with the text of a place for each picture.
     pub fn readable(&self, template: &ChatTemplate, mut conversation: Conversation) -> Conversation {
         if template.shows_pictures(&self.place) {
             return conversation;
@@ -272,11 +289,12 @@ impl ChatPictures {
         conversation
     }
 
-    /// Puts what stands for each picture into a text rendered from `conversation`, which may be the beginning of the whole one.
-    /// Returns the number of its pictures.
+    /// Replaces the places of pictures in a rendered text by the texts that stand for them, and moves the spans. The
+    /// text was rendered from `conversation`, which may have only the first messages of the whole one. Returns how many
+    /// pictures it shows.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: the text has other places for pictures.
+    /// [`tunesmith_base::Kind::Data`]: the text has more or fewer places than the conversation has pictures.
     pub fn expand(&self, rendered: &mut Rendered, conversation: &Conversation) -> Result<usize> {
         let places: Vec<usize> = rendered.text.match_indices(&self.place).map(|(at, _)| at).collect();
         let parts = |message: &Value| match &message["content"] {
@@ -298,7 +316,7 @@ impl ChatPictures {
         }
         let mut text = String::with_capacity(rendered.text.len() + self.texts.iter().map(String::len).sum::<usize>());
         let mut from = 0;
-        // Where each place ends, and how much longer the text is from there on.
+        // The end of each place in the old text, and how much longer the new text is up to there.
         let mut grown = Vec::with_capacity(places.len());
         for (&at, picture) in places.iter().zip(&self.texts) {
             text.push_str(&rendered.text[from..at]);
@@ -318,11 +336,13 @@ impl ChatPictures {
         Ok(wanted)
     }
 
-    /// Where the rows of the first `pictures` pictures are in an example. They lose their labels. Of a text that was `cut` before
-    /// it was tokenized, pictures may be missing. The rows of a second encoder are put behind the first token.
+    /// Finds the rows of the first `pictures` pictures among the tokens of an example, and sets their labels to
+    /// [`IGNORE`]. With `cut`, the text was cut before it was tokenized, so rows may be missing at its end. Rows of a
+    /// second encoder are inserted after BOS, or first without BOS.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: the text has more or fewer tokens that stand for rows.
+    /// [`tunesmith_base::Kind::Data`]: the text has more image tokens than the pictures take, or fewer although it was
+    /// not `cut`.
     pub fn locate(&self, example: &mut Example, pictures: usize, cut: bool) -> Result<Vec<Shown>> {
         let mut places = Vec::new();
         for (at, &id) in example.input_ids.iter().enumerate() {
@@ -345,7 +365,7 @@ impl ChatPictures {
         let mut places = places.into_iter();
         let shown = self.files.iter().zip(&self.rows).take(pictures).map(|(file, &rows)| {
             let mut runs: Vec<Range<usize>> = Vec::new();
-            // Rows that were cut off lie behind the end.
+            // Rows that were cut off get positions behind the last token.
             let own: Vec<usize> = places.by_ref().take(rows).collect();
             let missing = rows - own.len();
             for at in own {
@@ -367,9 +387,9 @@ impl ChatPictures {
     }
 }
 
-/// What stands in front of a caption, without labels, and its pictures: the rows of the picture, and before them those of a second
-/// encoder. The picture's rows get the id `placeholder`, which means nothing. Where the decoder reads pictures by cross-attention, it
-/// is the token that begins a text.
+/// The tokens in front of a caption, and the picture's positions in them. The picture takes one position per row, each
+/// with the id `placeholder`, which has no meaning. The rows of a second encoder come before them. If the decoder reads
+/// pictures by cross-attention, the only token is [`Pictures::start_token`]. None of these tokens has a label.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: the picture cannot be read; [`tunesmith_base::Kind::Model`]: the tokenizer lacks a token.
@@ -392,12 +412,13 @@ pub fn before_caption(
 }
 
 impl WorldRows {
-    /// Refuses a tokenizer without the tokens around the rows.
+    /// Checks that the tokenizer has the two tokens around the rows.
     fn check(&self, tokenizer: &Tokenizer) -> Result<()> {
         self.tokens.iter().try_for_each(|&token| text_of(tokenizer, token).map(drop))
     }
 
-    /// Puts the rows into an example that shows these pictures, for each between two tokens, in front of its token `first`.
+    /// Inserts the rows of the second encoder for each of these pictures in front of token `first`, each between the
+    /// two tokens. Moves the positions of the pictures by as much, and returns all: first those of the second encoder.
     fn put(self, example: &mut Example, first: usize, mut shown: Vec<Shown>) -> Vec<Shown> {
         let Self { tokens: [begin, end], rows } = self;
         let (mut ids, mut all) = (Vec::new(), Vec::with_capacity(2 * shown.len()));
@@ -420,7 +441,7 @@ impl WorldRows {
     }
 }
 
-/// The text of a token that stands for pictures.
+/// The text of a token that stands for pictures, or an error if the tokenizer lacks it.
 fn text_of(tokenizer: &Tokenizer, id: u32) -> Result<String> {
     tokenizer.token(id).ok_or_else(|| {
         Error::model(format!("the tokenizer has no token {id}, which stands for images"))
@@ -428,7 +449,7 @@ fn text_of(tokenizer: &Tokenizer, id: u32) -> Result<String> {
     })
 }
 
-/// The token that begins a text.
+/// The id of BOS, if the tokenizer has one.
 fn bos(tokenizer: &Tokenizer) -> Option<u32> {
     tokenizer.id(tokenizer.special_tokens().get("bos_token")?.as_str()?)
 }

@@ -1,12 +1,13 @@
-//! Web addresses that rows name images by.
+//! Web addresses by which rows name pictures (`data.allow_image_urls`).
 
-/// Whether a name of an image is a web address.
+/// Whether the name of a picture is an `http` or `https` address.
 pub fn is_link(name: &str) -> bool {
     let begins = |scheme: &str| name.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
     begins("http://") || begins("https://")
 }
 
-/// A web address for people: without a user name and a password, and without what may hold a secret behind the path.
+/// The address as messages may show it: without user name and password, and without the query and the fragment, which
+/// may hold a secret. At most 300 characters of host and path.
 pub fn shown(link: &str) -> String {
     let end = link.find(['?', '#']).unwrap_or(link.len());
     let (scheme, rest) = link[..end].split_once("://").unwrap_or(("", &link[..end]));
@@ -16,12 +17,12 @@ pub fn shown(link: &str) -> String {
     format!("{}://{text}{}", scheme.to_lowercase(), if end < link.len() { "?…" } else { "" })
 }
 
-/// How an image came.
+/// Where a picture of a web address came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Came {
-    /// It was in the cache.
+    /// The cache on disk.
     Cached,
-    /// It was fetched now, so many bytes.
+    /// The web, just now. The number is its size in bytes.
     Fetched(u64),
 }
 

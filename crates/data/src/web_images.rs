@@ -1,4 +1,5 @@
-//! Images that rows name by web address (`data.allow_image_urls`), in a cache on disk that ranks and runs share.
+//! Fetches the images that rows name by web address (`data.allow_image_urls`), into a cache on disk that ranks and runs
+//! share.
 //!
 //! ```text
 //! pictures/HASH                      an image, named by the hash of its bytes
@@ -7,7 +8,7 @@
 //! pictures/links/total               the bytes of all images that were fetched
 //! ```
 //!
-//! Every file is written whole and then renamed; an image comes before what names it.
+//! Every file is written under another name and then renamed. An image is written before the file that names it.
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,59 +23,61 @@ use tunesmith_base::memory::human_bytes;
 use tunesmith_config::Bytes;
 use tunesmith_hub::{WebClient, WebFailure, offline};
 
-/// The most bytes of an image that is fetched.
+/// The largest image that is fetched, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// The most bytes of a small file of the cache.
+/// The largest small file of the cache that is read, in bytes: what is known of an address, or the total.
 const SMALL: u64 = 64 << 10;
-/// How long an address that could not be reached is not asked for again: the ranks of a run must leave the same rows out.
+/// How long an address that could not be reached is not tried again. All ranks of a run must leave out the same rows, so
+/// a later rank must not have more success than an earlier one.
 const RESPITE: Duration = Duration::from_secs(600);
 
-/// What was found at an address.
+/// What is known of a web address. It is stored as JSON in `pictures/links`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Found {
-    /// The hash of the image.
+    /// An image, by the hash of its bytes.
     Image(String),
-    /// No image, and why.
+    /// No image.
     Nothing {
         why: String,
-        /// Whether it may be there another time.
+        /// Whether another attempt may succeed, as after a network error.
         passing: bool,
-        /// Seconds since 1970.
+        /// The time of the attempt, in seconds since 1970.
         at: u64,
     },
 }
 
-/// Fetches images of web addresses, and keeps them.
+/// Fetches images by web address and keeps them in a cache.
 #[derive(Debug)]
 pub(super) struct WebImages {
     client: WebClient,
     cache: WebCache,
 }
 
-/// Which images are there.
+/// The files of the cache.
 #[derive(Debug)]
 struct WebCache {
-    /// Where images are.
+    /// The folder of images (`pictures`), named by their hash.
     kept: PathBuf,
     links: PathBuf,
-    /// The most bytes of all images.
+    /// The most bytes that all fetched images may take together.
     most: u64,
-    /// Whether an address where no image was found is remembered (`data.bad_images: skip`).
+    /// Whether failed attempts are remembered too (`data.bad_images: skip`). Otherwise a failure ends the run, and the
+    /// next run tries again.
     remembers: bool,
 }
 
 impl WebImages {
-    /// In the folder `kept`, of at most so many bytes.
+    /// Uses the cache in the folder `kept`, for at most `most` bytes of images.
     ///
     /// # Errors
-    /// [`Kind::Config`]: this build fetches nothing.
+    /// [`Kind::Config`]: this build has no web client.
     pub fn new(kept: &Path, most: Bytes, remembers: bool) -> Result<Self> {
         let client = WebClient::new().map_err(|error| error.context("data.allow_image_urls"))?;
         Ok(Self { client, cache: WebCache::new(kept, most, remembers) })
     }
 
-    /// The file of an image that is in the cache.
+    /// The file of an image that was fetched before; `None` if the cache does not have it.
     pub fn cached(&self, link: &str) -> Option<PathBuf> {
         match self.cache.found(link, false)? {
             Found::Image(content) => Some(self.cache.kept.join(content)),
@@ -82,12 +85,13 @@ impl WebImages {
         }
     }
 
-    /// The file of an image, which is fetched if it is not in the cache; with `reads`, also if it is damaged there. `check` refuses what is
-    /// no image.
+    /// The file of the image at a web address. Fetches it if the cache does not have it; with `reads`, also if the
+    /// cached file is damaged. `check` refuses bytes that are not an image.
     ///
     /// # Errors
-    /// As [`bad_image`], of [`Kind::Data`] or [`Kind::Io`]: it cannot be fetched, or is no image. [`Kind::Config`]: there is no room for it,
-    /// or nothing may be fetched. [`Kind::Io`]: the cache cannot be written.
+    /// As [`bad_image`], of [`Kind::Data`] or [`Kind::Io`]: the image cannot be fetched, or the bytes are not an image.
+    /// [`Kind::Config`]: the cache is full, or the machine is set to be offline. [`Kind::Io`]: the cache cannot be
+    /// written.
     pub fn fetch(&self, link: &str, reads: bool, check: &dyn Fn(&[u8]) -> Result<()>) -> Result<(PathBuf, Came)> {
         let cache = &self.cache;
         if let Some(found) = cache.found(link, reads) {
@@ -112,7 +116,7 @@ impl WebImages {
             Ok(bytes) => {
                 let content = blake3::hash(&bytes).to_hex().to_string();
                 let path = cache.kept.join(&content);
-                // The right bytes may be there, from a row or another address.
+                // The same bytes may be in the cache already, from a `data:` URI or another address.
                 if !files::read_own(&path, MAX_BYTES).is_ok_and(|there| there == bytes) {
                     cache.take_room(bytes.len() as u64)?;
                     atomic::write(&path, &bytes).map_err(|error| Error::io("write", &path, &error))?;
@@ -139,7 +143,8 @@ impl WebCache {
         self.links.join(&hash[..2]).join(&hash[2..])
     }
 
-    /// What the cache says about an address, as long as that counts. With `reads`, an image must have the content that it had.
+    /// What the cache knows about an address; `None` if it knows nothing or the knowledge is too old. With `reads`, an
+    /// image counts only if its file still has the hash that names it.
     fn found(&self, link: &str, reads: bool) -> Option<Found> {
         let bytes = files::read_own(&self.record(link), SMALL).ok()?;
         let found = serde_json::from_slice(&bytes).ok()?;
@@ -173,7 +178,7 @@ impl WebCache {
         }
     }
 
-    /// Counts bytes that are about to be written.
+    /// Adds `bytes` to the total of the cache, before they are written.
     fn take_room(&self, bytes: u64) -> Result<()> {
         let path = self.links.join("total");
         let _lock = lock(&self.links.join("total.lock"))?;
@@ -199,7 +204,7 @@ fn write(path: &Path, found: &Found) -> Result<()> {
     atomic::write(path, &text).map_err(|error| Error::io("write", path, &error))
 }
 
-/// Waits for a lock, which is held until the value is dropped.
+/// Waits for the lock of a file. The lock is held until the returned file is dropped.
 fn lock(path: &Path) -> Result<File> {
     let file = files::open_to_write(path, false).map_err(|error| Error::io("open", path, &error))?;
     file.lock().map_err(|error| Error::io("lock", path, &error))?;

@@ -1,8 +1,8 @@
-//! Images in tar and zip archives, read in any order without unpacking them: `shards/0001.tar/0042.jpg` is a member of an
-//! archive.
+//! Reads images from tar and zip archives, in any order and without unpacking the archive. The path
+//! `shards/0001.tar/0042.jpg` names the member `0042.jpg` of the archive `shards/0001.tar`.
 //!
-//! Archives are untrusted. Nothing is allocated by what they claim, and what a member unpacks to is bounded. An archive with a
-//! link, a device, or a name that leads out of it is refused as a whole.
+//! Archives are untrusted. No memory is allocated on the word of a header, and the unpacked size of a member is
+//! bounded. An archive with a link, a device, or a name that leads out of it is refused as a whole.
 pub(super) mod tar;
 pub(super) mod zip;
 
@@ -21,14 +21,15 @@ use tunesmith_base::files;
 /// The longest name of a member, in bytes.
 const LONGEST_NAME: usize = 4096;
 
-/// Where a member's bytes are.
+/// Where the bytes of a member are in the archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Of a tar archive the first byte; of a zip archive the header before it.
+    /// The offset in the archive, in bytes: of the member's first byte in a tar archive, of its local header in a zip
+    /// archive.
     pub offset: u64,
     /// Bytes that the member takes in the archive.
     pub packed: u64,
-    /// Bytes after unpacking, as the archive claims.
+    /// Bytes after unpacking, as the archive claims. [`read`] checks it.
     pub size: u64,
     pub coding: Coding,
 }
@@ -36,13 +37,13 @@ pub(super) struct Place {
 /// How a member is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {
-    /// As it is, in a tar archive.
+    /// Uncompressed, in a tar archive.
     Tar,
-    /// In a zip archive, with a checksum.
+    /// Stored or deflated in a zip archive, with the CRC-32 of the unpacked bytes.
     Zip { deflated: bool, sum: u32 },
 }
 
-/// The kinds of archives, by the last extension in lower case.
+/// The kind of an archive by its last extension; `None` if the path is not that of an archive.
 fn kind(path: &Path) -> Option<Packing> {
     match path.extension()?.to_str()?.to_lowercase().as_str() {
         "tar" => Some(Packing::Tar),
@@ -56,11 +57,11 @@ fn kind(path: &Path) -> Option<Packing> {
 enum Packing {
     Tar,
     Zip,
-    /// Members of such a file are found only by unpacking all before them.
+    /// A compressed tar archive. A member can be found only by unpacking everything before it.
     Compressed,
 }
 
-/// The archive and the member that a path names; `None` if none of its folders is a file.
+/// Splits a path into the archive and the name of the member. `None` if no parent of the path is an archive file.
 pub(super) fn split(path: &Path) -> Option<(PathBuf, String)> {
     let mut archive = PathBuf::new();
     let mut components = path.components();
@@ -74,10 +75,10 @@ pub(super) fn split(path: &Path) -> Option<(PathBuf, String)> {
     None
 }
 
-/// The name of a member, without `./` before it; `None` for a folder.
+/// The name of a member without a leading `./`; `None` for a folder.
 ///
 /// # Errors
-/// [`Kind::Data`]: it leads out of the archive, is too long, or is not in UTF-8.
+/// [`Kind::Data`]: the name leads out of the archive, is too long, or is not in UTF-8.
 pub(super) fn member_name(raw: &[u8]) -> Result<Option<String>> {
     let shown = || String::from_utf8_lossy(&raw[..raw.len().min(200)]).into_owned();
     if raw.len() > LONGEST_NAME {
@@ -93,11 +94,12 @@ pub(super) fn member_name(raw: &[u8]) -> Result<Option<String>> {
     Ok((!bare.is_empty() && bare != "." && !bare.ends_with('/')).then(|| bare.to_owned()))
 }
 
-/// Where the members of an archive are. Of names only hashes are kept: archives of a run may have millions of members.
+/// Where each member of an archive is, sorted by the hash of its name. The names themselves are not kept, because the
+/// archives of a run may have millions of members.
 #[derive(Debug)]
 struct Index(Vec<(u128, Place)>);
 
-/// Names a member in an index.
+/// The hash of a member's name, which stands for it in an [`Index`].
 pub(super) fn hash(name: &str) -> u128 {
     let hash = blake3::hash(name.as_bytes());
     hash.as_bytes().first_chunk().map_or(0, |bytes| u128::from_le_bytes(*bytes))
@@ -143,12 +145,12 @@ fn unreadable(error: &std::io::Error) -> Error {
     Error::data(format!("the archive cannot be read: {error}"))
 }
 
-/// The archives of a run whose members were asked for.
+/// The indexes of the archives that were read so far. Each archive is indexed when its first member is read.
 #[derive(Debug, Default)]
 pub(super) struct Archives(Mutex<HashMap<PathBuf, Arc<Index>>>);
 
 impl Archives {
-    /// The bytes of a member, at most `most`.
+    /// Reads a member of at most `most` bytes, unpacked.
     ///
     /// # Errors
     /// [`Kind::Data`]: there is no such member, it is damaged or too large, or the archive is refused.
@@ -173,10 +175,10 @@ impl Archives {
     }
 }
 
-/// The bytes of the member at a place.
+/// Reads and unpacks the member at a place.
 ///
 /// # Errors
-/// [`Kind::Data`]: it is damaged, larger than `most`, or of another size than the archive claims.
+/// [`Kind::Data`]: the member is damaged, larger than `most` bytes, or not as large as the archive claims.
 pub(super) fn read(file: &File, place: Place, most: u64) -> Result<Vec<u8>> {
     if place.size > most || place.packed > most {
         let size = place.size.max(place.packed);
@@ -206,7 +208,7 @@ pub(super) fn read(file: &File, place: Place, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A part of a file, read at its own position, so that threads may share the file.
+/// A part of a file. It keeps its own position, so threads may share the file.
 struct Part<'a> {
     file: &'a File,
     at: u64,

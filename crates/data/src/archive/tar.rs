@@ -1,4 +1,5 @@
-//! The members of a tar archive: POSIX (ustar, pax) and GNU, as `tar` and Python's `tarfile` write them.
+//! Walks through the members of a tar archive: POSIX (ustar, pax) and GNU archives, as `tar` and Python's `tarfile`
+//! write them.
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -6,19 +7,19 @@ use super::{Coding, Place, member_name};
 use tunesmith_base::error::{Error, Result};
 
 const BLOCK: usize = 512;
-/// The most bytes of a header that extends another one: names and times.
+/// The largest pax header, in bytes. Such a header holds the name, the size and the times of the member behind it.
 const MOST_EXTENDED: u64 = 1 << 20;
 
-/// Bytes of an archive, one after the other.
+/// The bytes of an archive, read in order.
 pub trait Bytes: Read {
-    /// Passes over so many bytes.
+    /// Skips `count` bytes.
     ///
     /// # Errors
-    /// The archive ends before, which may show only at the next byte.
+    /// The archive ends earlier. A seekable archive may notice this only at the next read.
     fn skip(&mut self, count: u64) -> io::Result<()>;
 }
 
-/// An archive in a file.
+/// An archive in a plain file, in which bytes are skipped by seeking.
 pub struct Seekable(pub BufReader<File>);
 
 impl Read for Seekable {
@@ -33,7 +34,7 @@ impl Bytes for Seekable {
     }
 }
 
-/// An archive that is read from its beginning to its end.
+/// An archive that can only be read from its beginning to its end, such as a compressed one.
 pub struct Streamed<'a>(pub &'a mut dyn BufRead);
 
 impl Read for Streamed<'_> {
@@ -63,16 +64,16 @@ pub struct Member {
     pub place: Place,
 }
 
-/// Goes through an archive, member by member.
+/// Iterates over the files of an archive. Call [`Self::next_file`] until it returns `None`.
 pub struct Members<R> {
     bytes: R,
     /// Bytes read so far.
     at: u64,
-    /// Of the member before: bytes that nobody has read, with those up to the next block.
+    /// Bytes of the previous member, with its padding to a full block, that were not read.
     left: u64,
 }
 
-/// What a member's header says, and those before it that extend it.
+/// What the extended headers before a member say about it. They override the member's own header.
 #[derive(Default)]
 struct Extended {
     path: Option<Vec<u8>>,
@@ -105,7 +106,7 @@ impl<R: Bytes> Members<R> {
             check_sum(&header)?;
             let claimed = number(&header[124..136])?;
             let kind = header[156];
-            // A size of a pax header is that of the file it extends.
+            // The size in a pax header is that of the file behind it, not that of the next header.
             let size = if matches!(kind, b'0' | 0 | b'7') { extended.size.unwrap_or(claimed) } else { claimed };
             self.left = size.checked_next_multiple_of(BLOCK as u64).ok_or_else(cut_off)?;
             match kind {
@@ -119,7 +120,8 @@ impl<R: Bytes> Members<R> {
                 b'5' => extended = Extended::default(),
                 b'x' => self.pax(size, &mut extended)?,
                 b'L' => extended.path = Some(text(&self.extension(size)?).to_vec()),
-                // What it says holds for all members, none of which it names; or the target of a link.
+                // A global pax header sets defaults for all members, and no name of a file. A `K` header holds the
+                // target of a link.
                 b'g' | b'K' => {}
                 other => {
                     let what = match other {
@@ -137,10 +139,10 @@ impl<R: Bytes> Members<R> {
         }
     }
 
-    /// The bytes of the member that came last, which has at most `most`.
+    /// Reads the content of the member that [`Self::next_file`] returned last, of at most `most` bytes.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: it has more, or the archive is cut off.
+    /// [`tunesmith_base::Kind::Data`]: the member is larger, or the archive is cut off.
     pub fn read(&mut self, member: &Member, most: u64) -> Result<Vec<u8>> {
         let size = member.place.size;
         if size > most {
@@ -149,7 +151,7 @@ impl<R: Bytes> Members<R> {
         self.extension(size)
     }
 
-    /// The next `size` bytes, a part of what is left.
+    /// Reads the next `size` bytes of the current member or extended header, of which at least as many must be left.
     fn extension(&mut self, size: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.bytes.by_ref().take(size).read_to_end(&mut bytes).map_err(|error| super::unreadable(&error))?;
@@ -158,7 +160,7 @@ impl<R: Bytes> Members<R> {
         if (bytes.len() as u64) < size { Err(cut_off()) } else { Ok(bytes) }
     }
 
-    /// Takes path and size from a pax header.
+    /// Reads the path and the size from a pax header.
     fn pax(&mut self, size: u64, extended: &mut Extended) -> Result<()> {
         let damaged = || Error::data("a pax header of the archive is damaged");
         if size > MOST_EXTENDED {
@@ -210,19 +212,19 @@ impl<R: Bytes> Members<R> {
     }
 }
 
-/// A text up to its first zero.
+/// The bytes of a field up to its first zero byte.
 fn text(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 fn name_of(header: &[u8; BLOCK]) -> Vec<u8> {
     let name = text(&header[..100]);
-    // GNU's form has times where POSIX has the folders of a long name.
+    // GNU's format has times where POSIX has the folders of a long name.
     let prefix = if &header[257..263] == b"ustar\0" { text(&header[345..500]) } else { &[] };
     if prefix.is_empty() { name.to_vec() } else { [prefix, b"/", name].concat() }
 }
 
-/// A number in octal digits, or with the first bit set in 8-bit digits.
+/// A number of a header: octal digits, or a big-endian integer if the first bit is set.
 fn number(field: &[u8]) -> Result<u64> {
     let damaged = || Error::data("the archive is damaged: a member's size is no number");
     if field[0] & 0x80 != 0 {

@@ -1,4 +1,4 @@
-//! The members of a zip archive, by its directory at the end.
+//! Lists the members of a zip archive from its central directory, which is at the end of the file.
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::os::unix::fs::FileExt as _;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use super::{Coding, Part, Place, member_name};
 use tunesmith_base::error::{Error, Result};
 
-/// The record at the end, and the longest comment behind it.
+/// Bytes of the end-of-central-directory record. A comment may follow it.
 const END: usize = 22;
 const LONGEST_COMMENT: usize = 0xffff;
 const END_64: usize = 56;
@@ -30,11 +30,11 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
-/// Where the directory of an archive is.
+/// Where the central directory of an archive is.
 struct Directory {
     entries: u64,
     offset: u64,
-    /// In bytes.
+    /// The size of the directory, in bytes.
     size: u64,
 }
 
@@ -87,10 +87,12 @@ impl Directory {
     }
 }
 
-/// Passes name and place of every file on, in the order of the directory, as long as `take` returns true.
+/// Passes the name and the place of every file to `take`, in the order of the directory. Stops when `take` returns
+/// false.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: the archive is damaged or encrypted, has links or another compression than Deflate; those of `take`.
+/// [`tunesmith_base::Kind::Data`]: the archive is damaged or encrypted, has links, or uses another compression than
+/// Deflate; the errors of `take`.
 pub fn members(file: &File, take: &mut dyn FnMut(String, Place) -> Result<bool>) -> Result<()> {
     let directory = Directory::of(file)?;
     let mut bytes = BufReader::new(Part { file, at: directory.offset, left: directory.size });
@@ -134,7 +136,8 @@ pub fn members(file: &File, take: &mut dyn FnMut(String, Place) -> Result<bool>)
     Ok(())
 }
 
-/// Numbers of 32 bits, or those of 64 bits that stand in the extra fields for the ones that do not fit.
+/// Three 32-bit numbers of a directory entry. Those that do not fit (`0xffff_ffff`) are replaced by the 64-bit numbers
+/// in the zip64 extra field.
 fn wide(extra: &[u8], numbers: [u32; 3]) -> Result<[u64; 3]> {
     let mut fields = extra;
     let mut large = &[][..];
@@ -157,10 +160,10 @@ fn wide(extra: &[u8], numbers: [u32; 3]) -> Result<[u64; 3]> {
     Ok(found)
 }
 
-/// Where the bytes of the member begin whose header is at `offset`.
+/// The offset of the first byte of the member whose local header is at `offset`.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: there is no header.
+/// [`tunesmith_base::Kind::Data`]: there is no local header at this offset.
 pub(super) fn data_start(file: &File, offset: u64) -> Result<u64> {
     let mut header = [0; HEADER];
     exactly(file, offset, &mut header)?;
