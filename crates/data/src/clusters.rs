@@ -1,18 +1,19 @@
-//! Groups of similar rows, by the buckets of locality-sensitive hashing: linear time, 20 bytes of memory per row.
+//! Groups similar rows by locality-sensitive hashing. It takes linear time, and 20 bytes of memory per row.
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
 
-/// Rows that are alike, directly or over a chain of similar rows.
+/// How to find groups of rows that are alike, directly or over a chain of similar rows.
 pub struct Clustering<Read, Key, Alike> {
     /// Number of bands. Two rows with the same key in any band are compared.
     pub bands: usize,
-    /// How many earlier rows of a bucket a row is compared with, so that a large bucket takes linear time.
+    /// With how many earlier rows of the same bucket a row is compared. The bound keeps a large bucket from taking
+    /// quadratic time.
     pub compared: usize,
-    /// What is compared of a row.
+    /// Reads what is compared of a row.
     pub read: Read,
-    /// The key of a row in a band.
+    /// The hash of a row's content in a band.
     pub key: Key,
-    /// Whether two rows are alike.
+    /// Whether the contents of two rows are alike.
     pub alike: Alike,
 }
 
@@ -22,11 +23,11 @@ where
     Key: Fn(&Row, usize) -> u64 + Sync,
     Alike: Fn(&Row, &Row) -> bool,
 {
-    /// For each of `rows` rows, the first row of its cluster; for one that is not in `usable`, itself. `found` gets each pair
-    /// that joins two clusters, the earlier row first.
+    /// Returns the first row of the cluster of each of the `rows` rows. A row that is not in `usable`, or has no
+    /// similar row, is its own cluster. `found` receives each pair that joins two clusters, the earlier row first.
     ///
     /// # Errors
-    /// Those of reading a row.
+    /// The errors of reading a row.
     pub fn roots(&self, rows: usize, usable: &[u32], found: &mut impl FnMut(u32, u32)) -> Result<Vec<u32>> {
         let mut roots: Vec<u32> = (0..rows as u32).collect();
         for band in 0..self.bands {
@@ -62,7 +63,7 @@ where
 
 fn root(roots: &mut [u32], mut row: u32) -> u32 {
     while roots[row as usize] != row {
-        // Path halving keeps the paths short.
+        // Path halving: each visited row now points to its grandparent, so that later searches are short.
         roots[row as usize] = roots[roots[row as usize] as usize];
         row = roots[row as usize];
     }

@@ -1,4 +1,4 @@
-//! A row with its loss weight, and the names of fields that hold text but that nothing reads.
+//! A parsed row with its loss weight, and with notes about fields that say something but that nothing reads.
 use serde_json::{Map, Value};
 
 use super::fields::loss_weight;
@@ -7,24 +7,27 @@ use super::row::{Form, Row};
 use super::web_address::is_link;
 use tunesmith_base::error::Result;
 
-/// A row and its fields beside the text.
+/// A row, and what it says beside its text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parsed {
     /// The text, conversation or tokens.
     pub row: Row,
-    /// The factor of its loss ([`loss_weight`]).
+    /// The factor of the row's loss, from its field `loss_weight`; 1 without it.
     pub weight: f32,
-    /// Phrases for fields that nothing reads and that have text of several words, a list or an object.
+    /// Notes for the data report, such as `the field "context"`: fields that nothing reads and that hold a text of
+    /// several words, a list or an object.
     pub unread: Vec<String>,
-    /// Such a phrase for the web address beside a plain text, which may be an image's.
+    /// Such a note about the field `url` beside a plain text. It may be the address of an image, which matters only to
+    /// a model that reads images.
     pub link: Option<String>,
 }
 
 impl Parsed {
-    /// Reads a row of one of the given forms. With `text_alone`, what it shows beside its text is not read.
+    /// Reads a row of one of the given forms. With `text_alone` (`data.format: text`), images, videos and audio beside
+    /// the text are ignored; otherwise they are refused.
     ///
     /// # Errors
-    /// Those of [`Row::parse`]; an invalid `loss_weight`.
+    /// The errors of [`Row::parse`]; an invalid `loss_weight`.
     pub fn of(value: Value, forms: &[Form], text_alone: bool) -> Result<Self> {
         let weight = loss_weight(&value)?;
         let mut left = Map::new();

@@ -54,7 +54,7 @@ pub trait Pictures: Debug + Send + Sync {
     }
 
     /// The name of the same picture where it stands with others in one chat. Some processors cut a picture into tiles
-    /// or crops only where it is alone, so it may take other rows there.
+    /// only where it is alone, so it takes other rows there.
     fn among_others(&self, name: String) -> String {
         name
     }

@@ -1,8 +1,9 @@
-//! Parses rows of training data. Every row form is a file with its `Shape` and a line in [`tunesmith_base::registry`].
-//! With `format: auto`, the first form in the order of these lines whose fields a row has is the row's form.
+//! Parses rows of training data, in any of the forms that `data.format` knows. Each form is a file of the folder `row`
+//! with its `Shape`, and a line in [`tunesmith_base::registry`]. With `format: auto`, a row has the first form, in the
+//! order of these lines, whose fields it has.
 //!
-//! The first `PROBE_ROWS` rows of a file decide which forms it has: a later row of another form is an error. A row of
-//! any form may have a `loss_weight`. A field with null counts as absent.
+//! The first `PROBE_ROWS` rows of a file decide which forms the file has; a later row of another form is an error. A
+//! row of any form may have a `loss_weight`. A field with null counts as absent.
 use std::fmt;
 
 use serde_json::{Map, Value, json};
@@ -19,7 +20,7 @@ use tunesmith_config::Format;
 /// How many rows at the start of a file decide which forms it has.
 pub(super) const PROBE_ROWS: usize = 64;
 
-/// Names of a field with a question, and of one with an answer.
+/// The fields that may have a question, and then those that may have an answer.
 const QUESTION: [&str; 6] = ["user", "question", "prompt", "input", "instruction", "query"];
 const ANSWER: [&str; 5] = ["assistant", "answer", "response", "target", "output"];
 
@@ -80,7 +81,7 @@ macro_rules! forms {
 }
 tunesmith_base::registry::row_forms!(forms);
 
-/// Every row fits, so that the parser can name the field that is missing.
+/// Fits every row, so that the parser can say which field is missing.
 const LABELED: Shape =
     Shape { fields: "text, label", plain: true, fits: |_| true, parse: parse_labeled, source_text: |_| None };
 
@@ -106,7 +107,8 @@ impl Form {
     }
 }
 
-/// The forms of a file with these first rows. Its rows `{url, text}` are all captions or all texts, as most of these are.
+/// The forms that a file with these first rows may have. Its rows `{url, text}` have one form, captions or texts: that
+/// of most of them.
 pub(super) fn forms_of<'a>(rows: impl Iterator<Item = &'a Map<String, Value>>) -> Vec<Form> {
     let (mut forms, mut linked) = (Vec::new(), [0, 0]);
     for row in rows {
@@ -151,12 +153,12 @@ pub enum Row {
         /// One label per token, before the shift: an id or [`crate::IGNORE`].
         labels: Vec<i32>,
     },
-    /// A picture and its captions, each an example of its own: the picture's rows, the caption, EOS; or in a chat, the picture
-    /// as the question and the caption as the answer.
+    /// An image and its captions. Each caption is an example of its own: the rows of the image, the caption, EOS. For a
+    /// model that reads images in chats, the image is the question and the caption the answer.
     Caption {
-        /// The picture, as [`Conversation::images`] names one.
+        /// The name of the image, as in [`Conversation::images`].
         image: String,
-        /// At least one.
+        /// At least one caption, none of them empty.
         captions: Vec<String>,
     },
     /// A text or conversation with one label.
@@ -171,9 +173,8 @@ pub enum Row {
 impl Row {
     /// Reads a row of one of the given forms.
     ///
-    /// # Errors
-    /// The row does not fit any of the forms, or shows what its form does not read. The message has no file and line; the caller adds
-    /// them.
+    /// The row fits none of the forms, or shows an image, a video or audio that its form does not read. The message has
+    /// no file and line; the caller adds them.
     pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
         let mut left = Map::new();
         let row = Self::take(value, forms, &mut left)?;
@@ -181,13 +182,13 @@ impl Row {
         Ok(row)
     }
 
-    /// Refuses a row that shows what its form does not read: without it, training would go on as if it were not there. `left` are the
-    /// fields that the form has not read.
+    /// Refuses a row that shows an image, a video or audio that its form does not read. Training would otherwise go on
+    /// without it. `left` has the fields that the form has not read.
     ///
     /// # Errors
-    /// A picture, a video or audio among them.
+    /// A field of `left` shows an image, a video or audio.
     pub(super) fn refuse_unread(&self, left: &Map<String, Value>) -> Result<()> {
-        // What a processor has made of pictures, beside the ids that it made of the text.
+        // `pixel_values` are the output of an image processor, stored beside the ids of its text.
         let pixels = matches!(self, Self::Tokens { .. }).then_some("pixel_values");
         let pixels = pixels.filter(|field| left.get(*field).is_some_and(row_images::is_there));
         let (form, hint) = match self {
@@ -218,7 +219,8 @@ impl Row {
         }
     }
 
-    /// As [`Self::parse`]; `left` receives the fields that the form does not read, whatever they show.
+    /// As [`Self::parse`], but accepts images, videos and audio that the form does not read. `left` receives all fields
+    /// that it does not read.
     pub(super) fn take(value: Value, forms: &[Form], left: &mut Map<String, Value>) -> Result<Self> {
         let Value::Object(mut row) = value else {
             return Err(Error::data(format!("found {}, expected an object", json_type(&value))));
@@ -230,7 +232,7 @@ impl Row {
 
     fn of(row: &mut Map<String, Value>, forms: &[Form]) -> Result<Self> {
         let form = if forms.len() == 1 { forms[0] } else { Form::detect(row).unwrap_or(forms[0]) };
-        // What most of the file's rows `{url, text}` are, this one is ([`forms_of`]).
+        // A row `{url, text}` has the form that most such rows of its file have ([`forms_of`]).
         let form =
             match form {
                 Form::Captions | Form::Text if !forms.contains(&form) && captions::is_linked(row) => {
@@ -255,7 +257,7 @@ impl Row {
         (form.shape().parse)(row)
     }
 
-    /// What names the pictures that it shows, as [`super::Pictures::keep`] takes it.
+    /// The names of the images that the row shows, as [`super::Pictures::keep`] takes them.
     pub(super) fn into_images(self) -> Vec<String> {
         match self {
             Self::Chat(conversation) => conversation.images,
@@ -282,8 +284,8 @@ impl Row {
         }
     }
 
-    /// Hashes of the row's words, in order. A tokenized row has its ids instead. System messages and the label are
-    /// included only with `system`.
+    /// Hashes of the row's words in order, to find duplicates and contaminated rows; for a tokenized row, numbers of
+    /// its ids. System messages and the label count only with `system`.
     pub(super) fn words(&self, system: bool) -> Vec<u64> {
         fn add(value: &Value, words: &mut Vec<u64>) {
             match value {
@@ -335,7 +337,7 @@ impl Row {
 /// a prompt/completion row. It is empty for any other row.
 ///
 /// # Errors
-/// Those of [`Row::parse`].
+/// The row fits none of the forms, or is malformed.
 pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
     let field = |row: &Map<String, Value>| {
         let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };

@@ -1,7 +1,8 @@
-//! Images of a conversation: parts of messages, the columns `images` and `image`, and `<image>` in texts.
+//! Finds the images that a conversation shows: in the parts of its messages, in columns such as `images`, and at
+//! `<image>` in its texts.
 //!
-//! It reads the parts of Transformers (`{type: image, image | path | url | base64}`), `OpenAI`'s `image_url`, TRL's columns, and the
-//! places `<image>` of LLaVA and LLaMA-Factory. In the messages that templates see, each image is `{type: image}`.
+//! It reads the parts of Transformers (`{type: image, image | path | url | base64}`) and `OpenAI`'s `image_url`, TRL's
+//! columns, and the `<image>` of LLaVA and LLaMA-Factory. Chat templates see every image as a part `{type: image}`.
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
@@ -11,20 +12,23 @@ use super::web_address::is_link;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 
-/// What stands for a picture in texts of LLaVA and LLaMA-Factory.
+/// Marks the place of an image in texts of LLaVA and LLaMA-Factory.
 const PLACE: &str = "<image>";
-/// Columns that name images, of a row with a conversation.
+/// The columns that name the images of a row with a conversation.
 const COLUMNS: [&str; 4] = ["images", "image", "image_url", "image_urls"];
-/// The name of an image whose bytes are none.
+/// The name of an image whose bytes are not those of an image file. [`super::Pictures::keep`] refuses it.
 pub(super) const NO_IMAGE: &str = "data:no image";
-/// Between the web address of an image and the name that its file may have in the folder of images.
+/// Separates the web address of an image from the name that its file may have in the folder of images.
 pub(super) const OR_FILE: char = '\u{2}';
 const OTHER_MEDIA: [&str; 4] = ["video", "videos", "audio", "audios"];
 
-/// Takes the pictures of a conversation, in the order in which its messages show them.
+/// Takes the images out of a conversation and returns their names, in the order in which the messages show them. Texts
+/// with `<image>` become lists of parts. If no message has a place for an image, all images of the columns stand before
+/// the first text of the user.
 ///
 /// # Errors
-/// A video or audio; a picture that is not named; other numbers of pictures and of places for them.
+/// The row has a video or audio; a part names no image; the columns name more or fewer images than the messages have
+/// places.
 pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<Vec<String>> {
     refuse_other_media(row)?;
     name_regions(messages, row)?;
@@ -76,15 +80,16 @@ pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Resu
     Ok(shown.into_iter().filter_map(|named| named.or_else(|| columns.next())).collect())
 }
 
-/// What stands for a region of a picture in texts of `OpenSpatial`, and for its depth behind it.
+/// Marks a region of an image in texts of `OpenSpatial`. The mark of its depth may follow.
 const REGION: &str = "<mask>";
 const DEPTH: &str = " <depth>";
 
-/// The texts of messages with regions of a picture, by the name of the picture's file: `OpenSpatial`'s `{filename, conversations,
-/// bbox}`. Each `<mask>`, with or without `<depth>`, becomes `Region [N]`, counted from 0, as the answers call it.
+/// Names the regions of an image in rows of `OpenSpatial`, `{filename, conversations, bbox}`. In the texts, each
+/// `<mask>`, with or without `<depth>`, becomes `Region [N]`, counted from 0, as the answers call it. `filename`
+/// becomes `image`.
 ///
 /// # Errors
-/// More regions than `bbox` has boxes.
+/// The texts have more regions than `bbox` has boxes.
 fn name_regions(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<()> {
     let named = COLUMNS.iter().any(|field| row.get(*field).is_some_and(is_there));
     let has_region = |message: &Value| message["content"].as_str().is_some_and(|text| text.contains(REGION));
@@ -117,14 +122,15 @@ fn name_regions(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<
     Ok(())
 }
 
-/// Whether a row has a statement about a picture, and whether that is true: VSR's `{image, image_link, caption, label, relation}`.
+/// Whether a row has a statement about an image and says whether it is true, as VSR's `{image, image_link, caption,
+/// label, relation}`.
 pub(super) fn is_statement(row: &Map<String, Value>) -> bool {
     let has = |field: &str| row.get(field).is_some_and(is_there);
     let of_vsr = has("image_link") || has("image") && has("relation");
     of_vsr && has("caption") && row.get("label").is_some_and(|label| truth(label).is_some())
 }
 
-/// What 0, 1, false or true says.
+/// The truth value of a label 0, 1, `false` or `true`; `None` for any other label.
 pub(super) fn truth(label: &Value) -> Option<bool> {
     label.as_bool().or_else(|| match label.as_u64() {
         Some(0) => Some(false),
@@ -133,7 +139,7 @@ pub(super) fn truth(label: &Value) -> Option<bool> {
     })
 }
 
-/// Whether a row shows a picture.
+/// Whether a row shows an image, in whatever form.
 pub fn shows(row: &Value) -> bool {
     let region = |turn: &Value| {
         [&turn["value"], &turn["content"]].iter().any(|text| text.as_str().is_some_and(|text| text.contains(REGION)))
@@ -146,7 +152,7 @@ pub fn shows(row: &Value) -> bool {
     })
 }
 
-/// The first field that shows a picture.
+/// The first field of the row that shows an image; `None` if none does.
 pub(super) fn shown_in(row: &Map<String, Value>) -> Option<&'static str> {
     let is_picture = |part: &Value| part["type"].as_str().is_some_and(|kind| kind.contains("image"));
     let in_message = |message: &Value| message["content"].as_array().is_some_and(|parts| parts.iter().any(is_picture));
@@ -159,7 +165,7 @@ pub(super) fn shown_in(row: &Map<String, Value>) -> Option<&'static str> {
     })
 }
 
-/// Whether a field says anything.
+/// Whether a field has a value: neither null, nor an empty list or text.
 pub(super) fn is_there(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -169,7 +175,7 @@ pub(super) fn is_there(value: &Value) -> bool {
     }
 }
 
-/// Refuses the fields of videos and audio.
+/// Refuses a row with fields for videos or audio.
 pub(super) fn refuse_other_media(row: &Map<String, Value>) -> Result<()> {
     match OTHER_MEDIA.iter().find(|field| row.get(**field).is_some_and(is_there)) {
         Some(field) => Err(Error::data(format!("the row has {field:?}, expected text and images only"))
@@ -178,7 +184,7 @@ pub(super) fn refuse_other_media(row: &Map<String, Value>) -> Result<()> {
     }
 }
 
-/// Refuses images, video, and audio beside a text to classify or score.
+/// Refuses a row `{text, label}` whose other fields show images, videos or audio.
 pub(super) fn refuse_beside_label(left: &Map<String, Value>) -> Result<()> {
     match shown_in(left) {
         Some(field) => {
@@ -189,7 +195,7 @@ pub(super) fn refuse_beside_label(left: &Map<String, Value>) -> Result<()> {
     }
 }
 
-/// The text with a part for each place of a picture.
+/// The text as a list of parts, with a part `{type: image}` in place of each `<image>`.
 fn split(text: &str) -> Value {
     let mut parts = Vec::new();
     for (number, piece) in text.split(PLACE).enumerate() {
@@ -203,7 +209,8 @@ fn split(text: &str) -> Value {
     parts.into()
 }
 
-/// Checks a part of a message. Of a picture, what it names is taken; `None` if it names nothing.
+/// Checks a part of a message. If the part is an image, pushes its name to `shown` (`None` if the part names none, so
+/// that a column does) and replaces the part by `{type: image}`.
 fn part_of(part: &mut Value, shown: &mut Vec<Option<String>>) -> Result<()> {
     let kind = part["type"].as_str().unwrap_or_default().to_owned();
     if kind == "text" && !part["text"].is_string() {
@@ -222,7 +229,7 @@ fn part_of(part: &mut Value, shown: &mut Vec<Option<String>>) -> Result<()> {
     Ok(())
 }
 
-/// Puts places for pictures before the first text of the user, as TRL does.
+/// Puts places for all images before the first text of the user, as TRL does.
 fn in_front(messages: &mut [Value], pictures: usize) -> Result<()> {
     let first = messages.iter_mut().find(|message| message["role"] == "user");
     let first = first.ok_or_else(|| Error::data("the row has images, but no message of the user to show them in"))?;
@@ -236,7 +243,7 @@ fn in_front(messages: &mut [Value], pictures: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether a text is an image in base64, and no name: names of files have a dot.
+/// Whether a text is probably an image in base64 and not the name of a file, which has a dot.
 fn is_base64(text: &str) -> bool {
     text.len() > 200 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte))
 }
@@ -245,7 +252,9 @@ fn is_data(value: &Value) -> bool {
     value.as_str().is_some_and(|text| text.starts_with("data:"))
 }
 
-/// The address that a picture of `image_link` has, and the name that its file may have: `path`, or the end of the address.
+/// The name of an image that has an `image_link`: the web address and, after [`OR_FILE`], the name of its file, which
+/// is `path` or the end of the address. Only the name of the file if the link is not a web address; `None` without a
+/// link.
 fn linked(fields: &Map<String, Value>) -> Option<String> {
     let link = fields.get("image_link")?.as_str().filter(|link| !link.is_empty() && !link.contains(OR_FILE))?;
     let path = fields.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
@@ -253,7 +262,7 @@ fn linked(fields: &Map<String, Value>) -> Option<String> {
     Some(if is_link(link) { format!("{link}{OR_FILE}{name}") } else { name.to_owned() })
 }
 
-/// A picture's name as [`reference`] reads it again.
+/// The name of an image in the form that [`reference`] reads back to the same name.
 pub(super) fn written(name: String) -> Value {
     match name.split_once(OR_FILE) {
         Some((link, path)) => json!({ "image_link": link, "path": path }),
@@ -261,10 +270,11 @@ pub(super) fn written(name: String) -> Value {
     }
 }
 
-/// What names a picture: a file, a web address, or a `data:` URI.
+/// The name of an image that a row gives as a text or an object: a file, a web address, a `data:` URI, or an address
+/// and a file ([`OR_FILE`]).
 ///
 /// # Errors
-/// The value names none.
+/// The value does not name exactly one image.
 pub(super) fn reference(value: Value) -> Result<String> {
     const NAMES: [&str; 6] = ["path", "image", "url", "image_url", "base64", "data"];
     let wrong = |value: &Value| {
@@ -281,11 +291,11 @@ pub(super) fn reference(value: Value) -> Result<String> {
         Value::String(name) => Ok(name.strip_prefix("file://").map_or_else(|| name.clone(), str::to_owned)),
         value if is_other_bytes(&value) => Ok(NO_IMAGE.to_owned()),
         Value::Object(mut fields) => {
-            // A column of pictures as `datasets` stores it: the path beside the bytes only says what the file was called.
+            // A column of images as `datasets` stores it. The path beside the bytes only says what the file was called.
             if let Some(Value::String(bytes)) = fields.get_mut("bytes").filter(|bytes| is_data(bytes)) {
                 return Ok(std::mem::take(bytes));
             }
-            // Bytes that are no image: what is called as they were is another file.
+            // The bytes are not an image. A file with the name in `path` would be another one, so it is not read.
             let is_other = |bytes: &Value| bytes.as_str().is_some_and(|text| !text.is_empty()) || is_other_bytes(bytes);
             if fields.get("bytes").is_some_and(is_other) {
                 return Ok(NO_IMAGE.to_owned());

@@ -22,13 +22,13 @@ use tunesmith_vision::Pixels;
 pub struct RowId {
     /// The index of the set.
     pub set: u32,
-    /// The index of the row in the set. Rows that were left out count too.
+    /// The index of the row in the set, where rows that were left out count too.
     pub row: u32,
     /// The piece of the row ([`Split::cut`]); 0 for a whole row.
     pub piece: u32,
 }
 
-/// The examples of a split: training, validation or test.
+/// The examples of a split (training, validation or test), each by its place in the token sets.
 #[derive(Debug, Clone, Default)]
 pub struct Split {
     pub(super) sets: Vec<Arc<TokenSet>>,
@@ -41,7 +41,7 @@ pub struct Split {
     pub(super) pictures: Option<Arc<dyn Pictures>>,
 }
 
-/// The tokens before the last run of labels, and that run.
+/// The prompt and the answer of an example: the tokens before the last run of labels, and that run.
 fn prompt_and_answer(example: Example) -> (Vec<u32>, Vec<u32>) {
     let Example { input_ids, mut labels } = example;
     // The label of a classification or regression is not an answer.
@@ -106,14 +106,15 @@ impl Split {
         (cut, pieces)
     }
 
-    /// The tokens of its row that an example has.
+    /// The range of its row's tokens that an example has: the whole row, or one piece of it.
     fn window(&self, index: usize) -> Range<usize> {
         let ((set, row), piece) = (self.at(index), self.rows[index].piece);
         let length = set.length(row);
         let cut = self.piece_tokens.filter(|most| length > *most && !set.has_several(row));
         let Some(most) = cut else { return 0..length };
         let (begin, end) = (piece as usize * most, (piece as usize + 1) * most);
-        // Nothing would predict a last token alone, so it gets a token of the piece before.
+        // A single last token would have nothing to predict it, so this piece also gets the last token of the piece
+        // before.
         let alone = length % most == 1;
         (begin - usize::from(alone && begin + 1 == length))..(end - usize::from(alone && end + 1 == length)).min(length)
     }
@@ -175,7 +176,7 @@ impl Split {
         (0..self.len()).map(count).sum()
     }
 
-    /// Reads an example; of several renderings, the last one, which has the last turn.
+    /// Reads an example. Of a conversation with several renderings it reads the last one, which has the last turn.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
@@ -208,7 +209,8 @@ impl Split {
         self.example(index).map(prompt_and_answer)
     }
 
-    /// The captions of a picture, that of [`Self::prompt`] first; of any other row, the answer.
+    /// The reference answers of an example: all captions of its picture, that of [`Self::prompt`] first; for any other
+    /// row, its one answer.
     ///
     /// # Errors
     /// As [`Self::example`].
@@ -217,7 +219,7 @@ impl Split {
         let mut parts = examples.map(prompt_and_answer);
         let Some((prompt, answer)) = parts.next() else { return Ok(Vec::new()) };
         let shows = self.shows(index);
-        // Renderings of a conversation ask other questions.
+        // Other renderings of a conversation have other prompts, so only captions share one.
         let others = parts.filter(|(other, _)| shows && *other == prompt).map(|(_, answer)| answer);
         Ok(std::iter::once(answer).chain(others).collect())
     }
@@ -247,7 +249,8 @@ impl Split {
         !set.pictures(row).is_empty()
     }
 
-    /// The files of the pictures that an example shows, as its row names them.
+    /// The names of the pictures that an example shows, as [`Pictures::keep`] gave them. Of several renderings, the
+    /// last one counts.
     pub fn picture_files(&self, index: usize) -> Vec<&str> {
         let (set, row) = self.at(index);
         let shown = set.pictures(row).last().into_iter().flatten();
@@ -278,13 +281,13 @@ impl Split {
         shown.map(|shown| pictures.thumbnail(&shown.file)).collect()
     }
 
-    /// Whether any example shows a picture.
+    /// Whether any row of the token sets shows a picture, including rows that are not in this split.
     pub fn has_pictures(&self) -> bool {
         self.sets.iter().any(|set| !set.all_pictures().is_empty())
     }
 
-    /// Reads the pictures of examples, on all threads: for each example those of its sequences. Their rows are counted from
-    /// the first token of the sequence.
+    /// Reads the pictures of examples, on all threads. Returns them for each example and each of its sequences; their
+    /// positions count from the first token of the sequence. Damaged features are computed again.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a picture cannot be read.
@@ -309,7 +312,7 @@ impl Split {
             }
             Ok(images)
         };
-        // Not inside of `of`: a thread that waits for others must not be one that they wait for.
+        // `of` must not use parallel iterators itself: a thread that waits there could be one that others wait for.
         let read = || -> Result<Vec<Vec<Vec<ImageRows>>>> { indices.par_iter().map(of).collect() };
         read().or_else(|error| {
             let shown = indices.iter().flat_map(|&index| self.pictures(index)).flatten();
@@ -318,7 +321,8 @@ impl Split {
         })
     }
 
-    /// Has the pictures of examples read meanwhile, which [`Self::images`] will be asked for next.
+    /// Announces the examples whose pictures [`Self::images`] will be asked for next, so that they are read in the
+    /// background.
     pub fn read_ahead(&self, indices: &[usize]) {
         let Some(pictures) = &self.pictures else { return };
         let of = |&index: &usize| {
@@ -332,7 +336,7 @@ impl Split {
         }
     }
 
-    /// The pictures of the prompts of examples ([`Self::prompt`]).
+    /// The pictures in the prompts of examples ([`Self::prompt`]): those whose rows are all in the prompt.
     ///
     /// # Errors
     /// As [`Self::images`].

@@ -1,4 +1,4 @@
-//! Rows with images: captions, which have no template and no BOS, and chats.
+//! Turns rows with images into examples: captions, which have neither a chat template nor BOS, and chats.
 use super::{Encoder, Example, IGNORE, TokenizedRow, expect_template};
 use crate::messages::Conversation;
 use crate::pictures::{ChatPictures, Pictures, before_caption};
@@ -14,8 +14,9 @@ impl Encoder {
         })
     }
 
-    /// An example for each caption. In front of a caption stand the picture's rows ([`before_caption`]); there is no BOS, and the last of
-    /// these rows predicts the first token. In a model that shows pictures in chats, the picture is the question.
+    /// Makes an example of each caption of an image. The rows of the image stand in front of the caption
+    /// ([`before_caption`]), and the last of them predicts its first token. There is no BOS. For a model that reads
+    /// images in chats, the image is the question and the caption the answer.
     pub(super) fn captions(&self, image: String, captions: Vec<String>) -> Result<TokenizedRow> {
         let pictures = self.pictures()?;
         if pictures.chat().is_some() {
@@ -40,7 +41,7 @@ impl Encoder {
         Ok(row)
     }
 
-    /// A chat for each caption.
+    /// Makes a chat of each caption: the image is the question, the caption the answer.
     fn answers(&self, image: &str, captions: Vec<String>) -> Result<TokenizedRow> {
         let template = expect_template(self.template.as_ref())?;
         let mut row = TokenizedRow::default();
@@ -64,7 +65,8 @@ impl Encoder {
         Ok(row)
     }
 
-    /// The conversation as the template reads it, and its pictures; `None` without any.
+    /// The conversation in a form that the template can read, and its pictures; `None` for a conversation without
+    /// pictures.
     pub(super) fn chat_pictures(
         &self,
         template: &ChatTemplate,

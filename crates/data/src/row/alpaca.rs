@@ -1,4 +1,4 @@
-//! `{instruction, input, output}`. `input` may be absent or empty; Dolly calls it `context`.
+//! Rows `{instruction, input, output}` (Alpaca). `input` may be absent or empty; Dolly calls it `context`.
 use serde_json::{Map, Value};
 
 use super::{ANSWER, QUESTION, Row, Shape, count, has, pair, text, text_of};

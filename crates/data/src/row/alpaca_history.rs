@@ -1,4 +1,5 @@
-//! `{history, instruction, input, output}`, as in LLaMA-Factory: Alpaca after earlier turns, each `[question, answer]`.
+//! Rows `{history, instruction, input, output}`, as in LLaMA-Factory: an Alpaca row with earlier turns, each
+//! `[question, answer]`.
 use serde_json::{Map, Value, json};
 
 use super::{Conversation, Row, Shape, alpaca, list};

@@ -1,8 +1,9 @@
-//! `{image, caption}`: an image and its caption. The image may be in `image_url` or `url`, the caption is also called `alt_text` or
-//! `text`, and may be a list of captions.
+//! Rows `{image, caption}`: an image and its caption. The image may also be in `image_url` or `url`. The caption may
+//! also be in `alt_text` or `text`, and may be a list of captions.
 //!
-//! Sets of texts have `{url, text}` too, with the address of the page. So such rows are captions only where the address, or the size of an
-//! image beside it, says so; and what most of a file's first rows are, all of them are ([`is_linked`], [`super::forms_of`]).
+//! Data sets of texts have rows `{url, text}` too, with the address of a page. Such a row is a caption only if the
+//! address ends as that of an image, or the row has the size of an image. The first rows of a file decide: all its rows
+//! of this kind are what most of the first ones are ([`is_linked`], [`super::forms_of`]).
 use serde_json::{Map, Value};
 
 use super::{Row, Shape, has, text};
@@ -11,11 +12,11 @@ use crate::row_images::{self, is_there};
 use crate::web_address::is_link;
 use tunesmith_base::error::{Error, Result};
 
-/// Names of the field with the caption.
+/// The fields that may have the caption, in this order.
 const CAPTION: [&str; 3] = ["caption", "alt_text", "text"];
-/// Names of the field with the image; the last one only where it is a web address.
+/// The fields that may name the image, in this order. `url` counts only if it is a web address.
 const IMAGE: [&str; 3] = ["image", "image_url", "url"];
-/// What names of image files end with.
+/// The endings of image files.
 const ENDS: [&str; 9] = [".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jfif"];
 /// Pairs of fields with the size of an image in pixels.
 const SIZES: [[&str; 2]; 2] = [["width", "height"], ["original_width", "original_height"]];
@@ -28,7 +29,7 @@ pub(super) const SHAPE: Shape = Shape {
     source_text: |_| None,
 };
 
-/// The field with the image.
+/// The field of the row that names the image; `None` if there is none.
 fn image(row: &Map<String, Value>) -> Option<&'static str> {
     let names = |field: &&str| match *field {
         "image" => has(row, field),
@@ -38,12 +39,13 @@ fn image(row: &Map<String, Value>) -> Option<&'static str> {
     IMAGE.into_iter().find(names)
 }
 
-/// Whether a row is `{url, text}`: the text of a page, or an image with its caption.
+/// Whether a row is of the kind `{url, text}`, which is either the text of a page or an image with its caption.
 pub(super) fn is_linked(row: &Map<String, Value>) -> bool {
     image(row) == Some("url") && has(row, "text") && !has(row, "caption") && !has(row, "alt_text")
 }
 
-/// Whether the `url` of a row is that of an image: its path ends as names of images do, or the row has an image's size.
+/// Whether the `url` of a row is that of an image: its path has the ending of an image file, or the row has the width
+/// and height of an image.
 pub(super) fn is_of_image(row: &Map<String, Value>) -> bool {
     let link = row.get("url").and_then(Value::as_str).unwrap_or_default();
     let path = link.split(['?', '#']).next().unwrap_or_default().to_lowercase();

@@ -1,4 +1,4 @@
-//! `{system, user, assistant}`; `system` may be absent.
+//! Rows `{system, user, assistant}`: one question and its answer. `system` may be absent.
 use super::{ANSWER, QUESTION, Shape, count, has, pair, text};
 
 pub(super) const SHAPE: Shape = Shape {

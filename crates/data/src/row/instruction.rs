@@ -1,4 +1,5 @@
-//! A question field and an answer field, with an optional `system`.
+//! Rows with a question field and an answer field under one of several names, such as `question` and `answer`, and an
+//! optional `system`.
 use super::{ANSWER, QUESTION, Shape, count, pair, text_of};
 
 pub(super) const SHAPE: Shape = Shape {

@@ -1,4 +1,4 @@
-//! `{messages: [{role, content, …}, …]}`.
+//! Rows `{messages: [{role, content, …}, …]}`: a conversation in the form of `OpenAI` and Transformers.
 use super::{Shape, chat, has, list};
 
 pub(super) const SHAPE: Shape = Shape {

@@ -1,4 +1,4 @@
-//! `{prompt, completion}`: plain text, or two lists of messages.
+//! Rows `{prompt, completion}`: two plain texts, or two lists of messages. Only the completion carries a loss.
 use serde_json::{Map, Value};
 
 use super::{Conversation, Row, Shape, has, list, text};

@@ -1,4 +1,4 @@
-//! `{conversations: [{from, value}, …]}`, as in `ShareGPT`.
+//! Rows `{conversations: [{from, value}, …]}`: a conversation in the form of `ShareGPT`.
 use super::{Shape, chat, has, list};
 use crate::messages::share_gpt_turn;
 use tunesmith_base::error::Result;

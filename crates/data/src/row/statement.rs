@@ -1,12 +1,13 @@
-//! `{image, caption, label}` with `relation` or `image_link`: whether a statement about an image is true, as in VSR (Liu et al., "Visual
-//! Spatial Reasoning", 2023). The statement becomes a question, and the label its answer, `yes` or `no`.
+//! Rows `{image, caption, label}` with `relation` or `image_link`: a statement about an image, and whether it is true,
+//! as in VSR (Liu et al., "Visual Spatial Reasoning", 2023). The statement becomes a question, and the label its
+//! answer, `yes` or `no`.
 use serde_json::{Map, Value, json};
 
 use super::{Row, Shape, has, pair, text};
 use crate::row_images;
 use tunesmith_base::error::{Error, Result};
 
-/// What is asked behind the statement.
+/// The question that follows the statement.
 const ASKED: &str = "Is this statement true? Answer yes or no.";
 
 pub(super) const SHAPE: Shape = Shape {
@@ -25,7 +26,7 @@ fn parse(row: &mut Map<String, Value>) -> Result<Row> {
     };
     let question = format!("{}\n{ASKED}", text(row, "caption")?);
     if has(row, "image_link") {
-        // The file has the name that its address ends with, or one of its own.
+        // The file is called as `image` says, or as the end of its web address.
         let link = text(row, "image_link")?;
         let named = match row.get_mut("image").map(Value::take).unwrap_or_default() {
             Value::String(path) => json!({ "image_link": link, "path": path }),

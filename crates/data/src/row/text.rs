@@ -1,4 +1,4 @@
-//! `{text}`: every token carries a loss.
+//! Rows `{text}`: plain text, of which every token carries a loss.
 use super::{Row, Shape, has, text};
 
 pub(super) const SHAPE: Shape = Shape {

@@ -1,4 +1,5 @@
-//! `{input_ids, labels, attention_mask}`, used unchanged. Without labels, every token carries a loss.
+//! Rows `{input_ids, labels, attention_mask}`: token ids that another program made, used unchanged. Without `labels`,
+//! every token carries a loss.
 use serde_json::{Map, Value};
 
 use super::{Row, Shape, has};

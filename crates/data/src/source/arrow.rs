@@ -1,4 +1,4 @@
-//! Arrow IPC files and streams: Feather, and the cache files of Hugging Face's `datasets`.
+//! Reads rows from Arrow IPC files and streams, such as Feather files and the cache files of Hugging Face's `datasets`.
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufReader, Read as _, Seek, SeekFrom};

@@ -1,4 +1,4 @@
-//! Shared by column formats. Record batches are written as JSON, one line per row.
+//! Reads the rows of column formats (Parquet, Arrow): record batches are written as JSON, one line per row.
 //!
 //! The libraries may panic on hostile files, so panics are caught. Sizes that could make them allocate too much memory
 //! are checked before.

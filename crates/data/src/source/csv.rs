@@ -1,4 +1,4 @@
-//! CSV: cells separated by commas, with a header line.
+//! Reads rows from CSV files: cells separated by commas, with a header line that names the fields.
 use std::collections::HashSet;
 use std::io::BufRead;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! JSON documents: a list of rows, or `{"data": […]}`. Any other `.json` file is read as JSON Lines.
+//! Reads rows from JSON documents: a list of rows, or `{"data": […]}`. Any other `.json` file is read as JSON Lines.
 use std::cell::RefCell;
 use std::fmt;
 use std::io::{BufRead, Read};
@@ -70,7 +70,7 @@ impl<R: BufRead> Read for Recording<R> {
     }
 }
 
-/// State of the visitors below: where rows go, and the result if reading ended early.
+/// What the visitors below share: where rows go, and the result if reading ended early.
 struct Sink<'a> {
     path: Arc<Path>,
     take: TakeRow<'a>,

@@ -1,4 +1,4 @@
-//! JSON Lines: one row per line.
+//! Reads rows from JSON Lines files: one object per line.
 use std::io::{BufRead, Read as _};
 use std::path::Path;
 use std::sync::Arc;

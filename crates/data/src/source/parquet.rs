@@ -1,4 +1,4 @@
-//! Parquet, with any of its compression codecs.
+//! Reads rows from Parquet files, with any of the format's compression codecs.
 use std::cell::Cell;
 use std::fs::File;
 use std::path::Path;

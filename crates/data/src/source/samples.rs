@@ -1,5 +1,5 @@
-//! Rows of archives: members with one stem are a row, as in `WebDataset`. `0042.jpg`, `0042.txt`, and `0042.json` are
-//! an image, its caption, and further fields.
+//! Turns the members of an archive into rows: members with the same stem are one row, as in `WebDataset`. For example,
+//! `0042.jpg`, `0042.txt` and `0042.json` are an image, its caption, and further fields.
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ const TEXTS: [&str; 3] = ["txt", "text", "caption"];
 const VIDEOS: [&str; 5] = ["mp4", "mov", "mkv", "webm", "avi"];
 const AUDIOS: [&str; 5] = ["wav", "mp3", "flac", "ogg", "m4a"];
 
-/// What a member is of its row.
+/// What a member contributes to its row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Picture,
     Text,
     Json,
-    /// Only its name is passed on, under its extension.
+    /// A video, audio or unknown file. Only its name is passed on, under its extension.
     Other,
 }
 
-/// The stem of a member's name, the extension in lower case, and what it is. `None` for names that are no rows', such as
-/// `.DS_Store`.
+/// Splits the name of a member into its stem and its extension in lower case, and says what it contributes. `None` for
+/// files that belong to no row, such as `.DS_Store`.
 pub(super) fn parts(name: &str) -> Option<(&str, String, Kind)> {
     let file = name.rfind('/').map_or(0, |at| at + 1);
     let dot = file + name[file..].find('.')?;
@@ -43,16 +43,16 @@ pub(super) fn parts(name: &str) -> Option<(&str, String, Kind)> {
     (dot > file).then(|| (&name[..dot], extension, kind))
 }
 
-/// Gathers the members of an archive into rows.
+/// Collects the members of an archive and passes on a row when its stem changes.
 pub(super) struct Samples<'a> {
     path: Arc<Path>,
     take: TakeRow<'a>,
     stem: String,
     row: Row,
     rows: u64,
-    /// Of the texts of this row.
+    /// Bytes of this row's members that were read so far.
     bytes: usize,
-    /// The hashes of the members' names, of all rows.
+    /// The hashes of the names of all members so far, to find a name that occurs twice.
     names: HashSet<u128>,
     goes_on: bool,
 }
@@ -80,7 +80,8 @@ impl<'a> Samples<'a> {
         }
     }
 
-    /// Adds a member. `read` gives its bytes; of a picture it gives what names it. Returns whether more rows are wanted.
+    /// Adds a member. `read` returns its bytes; for a picture, its name: a path or a `data:` URI. Returns false when no
+    /// more rows are wanted.
     pub(super) fn add(&mut self, name: &str, read: &mut dyn FnMut(Kind) -> Result<Vec<u8>>) -> Result<bool> {
         let Some((stem, extension, kind)) = parts(name) else { return Ok(true) };
         if stem != self.stem && !self.finish()? {
@@ -122,7 +123,7 @@ impl<'a> Samples<'a> {
         Ok(true)
     }
 
-    /// Passes the row on that has been gathered. Returns whether more are wanted.
+    /// Passes on the row that was collected so far. Returns false when no more rows are wanted.
     pub(super) fn finish(&mut self) -> Result<bool> {
         let Row { mut fields, text, mut pictures, others } = std::mem::take(&mut self.row);
         self.bytes = 0;
@@ -156,7 +157,7 @@ impl<'a> Samples<'a> {
     }
 }
 
-/// What names a member that stays in its archive.
+/// The name of a picture that stays in its archive: the path of the archive, followed by that of the member.
 pub(super) fn reference(archive: &Path, name: &str) -> Result<Vec<u8>> {
     let whole = std::path::absolute(archive).map_err(|error| Error::io("find", archive, &error))?;
     let whole = whole.to_str().ok_or_else(|| Error::data("the archive's path is not in UTF-8"))?;

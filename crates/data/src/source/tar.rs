@@ -1,5 +1,5 @@
-//! Tar archives: a row for each stem ([`samples`](super::samples)). The images of an archive that is not compressed
-//! stay in it.
+//! Reads rows from tar archives, one for each stem ([`samples`](super::samples)). Images stay in an uncompressed
+//! archive and are read when they are needed. Images of a compressed archive are taken out of it, as `data:` URIs.
 use std::io::BufRead;
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn read(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> 
         let goes_on = samples.add(&member.name, &mut |kind| match kind {
             Kind::Picture if stays => reference(path, &member.name),
             Kind::Picture => {
-                // Base64 has four letters for three bytes.
+                // Base64 writes three bytes as four letters.
                 let bytes = members.read(&member, MAX_ROW_BYTES as u64 / 4 * 3)?;
                 Ok(format!("data:;base64,{}", STANDARD.encode(bytes)).into_bytes())
             }

@@ -1,4 +1,4 @@
-//! Shared by text formats: the byte order mark, and errors of the bytes.
+//! What all text formats share: the byte order mark, and errors for bytes that cannot be read.
 use std::io::BufRead;
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub(super) fn begin(path: &Path, reader: &mut dyn BufRead) -> Result<Option<u8>>
     Ok(first)
 }
 
-/// The error of a file whose bytes cannot be read: a truncated archive, or a row without an end.
+/// The error of a file whose bytes cannot be read, such as a truncated archive or a row without an end.
 pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     Error::io("read", path, error).with_kind(tunesmith_base::Kind::Data)
 }

@@ -1,4 +1,5 @@
-//! Zip archives: a row for each stem ([`samples`](super::samples)). Images stay in the archive.
+//! Reads rows from zip archives, one for each stem ([`samples`](super::samples)). Images stay in the archive and are
+//! read when they are needed.
 use std::cell::Cell;
 use std::fs::File;
 use std::path::Path;
