@@ -14,7 +14,7 @@ use tunesmith_base::error::{Error, Result};
 pub(super) struct BoundedTokenizer {
     pub(super) inner: tokenizers::Tokenizer,
     pub(super) growth: Growth,
-    /// The faster way to the same tokens, if there is one.
+    /// The fast path to the same tokens; `None` if the tokenizer is not one for it.
     fast: Option<FastBpe>,
 }
 
@@ -40,8 +40,8 @@ impl BoundedTokenizer {
         })
     }
 
-    /// The ids of a text with the tokens that the post-processor adds, and for each id whether it was added. `most` is as
-    /// in [`super::tokenizer::Tokenizer::encode_first`].
+    /// The ids of a text, including those that the post-processor adds, and for each id whether it was added. `most` is
+    /// as in [`super::tokenizer::Tokenizer::encode_first`].
     pub(super) fn ids_first(&self, text: &str, most: Option<usize>) -> Result<(Vec<u32>, Vec<bool>)> {
         if self.growth.slow || most.is_some() && text.len() > MAX_RUN {
             return self.encode_first(text, true, most).map(|(encoded, added)| (encoded.ids, added));
@@ -55,7 +55,7 @@ impl BoundedTokenizer {
         Ok((encoding.get_ids().to_vec(), added(&encoding)))
     }
 
-    /// The tokens of a text by the faster way; `None` if it is not one for it.
+    /// Tokenizes a text by the fast path ([`FastBpe`]); `None` if there is none for this tokenizer or this text.
     fn fast(&self, text: &str, add_special: bool) -> Result<Option<(Encoded, Vec<bool>)>> {
         let Some(fast) = &self.fast else { return Ok(None) };
         isolated("tokenizing", || fast.encode(&self.inner, text, add_special))

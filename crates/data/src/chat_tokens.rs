@@ -1,5 +1,5 @@
-//! Token ids of a conversation, in which control tokens that a message contains can be plain text
-//! (`data.split_special_tokens`). How these tokens are found and renamed: [`super::control`].
+//! Tokenizes a rendered conversation. Control tokens that its messages contain can become plain text
+//! (`data.split_special_tokens`). [`super::control`] finds and renames them.
 use super::control::{Match, differences};
 use super::encoded::Encoded;
 use super::jinja_limits::timed_out;
@@ -12,9 +12,9 @@ use tunesmith_base::error::{Error, Result};
 /// The token ids of a rendered conversation.
 #[derive(Debug, Clone, Default)]
 pub struct ChatTokens {
-    /// Ids, and the byte range of the text for each.
+    /// The token ids, and the byte range of the text for each.
     pub encoded: Encoded,
-    /// The control tokens that messages contain, in order of their first occurrence, each once.
+    /// The control tokens that the messages contain, each once, in order of their first occurrence.
     pub written: Vec<String>,
 }
 
@@ -30,11 +30,12 @@ impl ChatTokens {
 }
 
 impl ChatTemplate {
-    /// Tokenizes `text`, which this template rendered from `conversation` or from its messages up to and including one
-    /// of its answers; the special token of the next message may follow. `add_generation_prompt` says whether it was rendered with the prompt of the next answer.
+    /// Tokenizes `text`, which this template rendered from `conversation`, or from its messages up to and including one
+    /// of its answers. The special token of the next message may follow. `add_generation_prompt` says whether `text`
+    /// ends with the prompt of the next answer.
     ///
-    /// With `split_special_tokens`, control tokens that a message contains become plain text. With `most`, only the first `most`
-    /// tokens need to be right ([`Tokenizer::encode_first`]).
+    /// With `split_special_tokens`, control tokens that a message contains become plain text. With `most`, only the
+    /// first `most` tokens need to be right ([`Tokenizer::encode_first`]).
     ///
     /// # Errors
     /// The tokenizer fails; [`tunesmith_base::Kind::Data`]: the template changes the text around a control token, so

@@ -1,5 +1,5 @@
-//! Bounds how much longer a tokenizer can make a text. Tokenizer files are untrusted, and a few replacements in a row
-//! can turn a line into gigabytes. A tokenizer beyond the bounds is refused before it processes any text.
+//! Bounds by how much a tokenizer can make a text longer. Tokenizer files are untrusted, and a few replacements in a
+//! row can turn a line into gigabytes. A tokenizer beyond the bounds is refused before it processes any text.
 use std::sync::LazyLock;
 
 use regex::Regex;
@@ -209,13 +209,13 @@ impl GrowthCheck {
         self.slow |= regex.is_some_and(is_slow);
         match step["type"].as_str().unwrap_or_default() {
             "Replace" => match (regex, step["pattern"]["String"].as_str()) {
-                // It may match between any two characters.
+                // The expression may match between any two characters.
                 (Some(regex), _) if may_be_empty(regex) => content.saturating_add(1),
                 (None, Some("")) => content.saturating_add(1),
                 (None, Some(text)) => content.div_ceil(text.len()).max(1),
                 _ => content.max(1),
             },
-            // It adds the text before each piece, and there is at most one piece per byte.
+            // `prepend` is added before each piece, and there is at most one piece per byte.
             "Prepend" => step["prepend"].as_str().map_or(1, |text| text.len().saturating_add(1)),
             "Metaspace" => 3 + step["replacement"].as_str().map_or(0, str::len),
             "ByteLevel" | "NFD" | "NFC" | "NFKD" | "NFKC" | "Nmt" | "Precompiled" | "BertNormalizer" => 3,

@@ -7,7 +7,8 @@ use super::source::glob;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{Config, DatasetSpec, Format, Task, schema};
 
-/// Files that are read one after another: those of a path setting, or of a source of a mix.
+/// Files that are read one after another as one set of rows: those of a setting such as `data.train_path`, or of one
+/// source of `data.datasets`.
 #[derive(Debug, Clone)]
 pub struct Input {
     /// The setting that names the files, for messages: `data.train_path`.

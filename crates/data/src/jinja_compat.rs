@@ -19,7 +19,7 @@ pub const CONCAT: &str = "_concat";
 /// The filter that replaces the operator `%`.
 pub const REMAINDER: &str = "_remainder";
 
-/// Adds them to an environment.
+/// Adds all functions, filters and tests of this module to an environment.
 pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(raised(message)) });
     environment.add_function("strftime_now", |layout: &str| strftime(layout, now()));
@@ -52,7 +52,7 @@ pub fn install(environment: &mut Environment<'static>) {
     );
     environment
         .add_filter("format", |layout: &str, values: Rest<Value>| checked_format(FormatStyle::Printf, layout, &values));
-    // They can pad to any length, and no chat template needs them.
+    // These filters can pad to any length, and no chat template needs them.
     environment.remove_filter("batch");
     environment.remove_filter("slice");
     environment.add_filter("string", |value: &Value| match value.as_str() {

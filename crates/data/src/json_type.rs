@@ -14,10 +14,11 @@ pub fn json_type(value: &Value) -> &'static str {
     }
 }
 
-/// The only key of the object that stands for bytes of a column that are neither text nor an image, with their number.
+/// The only key of an object that stands for bytes which are neither text nor an image. Its value is the number of
+/// bytes.
 pub const OTHER_BYTES: &str = "other bytes";
 
-/// Whether it stands for such bytes.
+/// Whether a value stands for such bytes.
 pub fn is_other_bytes(value: &Value) -> bool {
     value.as_object().is_some_and(|fields| fields.len() == 1 && fields.contains_key(OTHER_BYTES))
 }

@@ -13,7 +13,7 @@ use super::split::Split;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{ClassWeights, Config, nearest};
 
-/// The most labels. More suggest that the task is a regression.
+/// The most labels of a classification. More of them suggest that the task is a regression.
 const MOST: usize = 1 << 16;
 
 /// The labels of the training rows, sorted numerically if all are integers, else as text.
@@ -55,7 +55,7 @@ pub fn find(config: &Config, progress: &dyn Progress) -> Result<Vec<String>> {
     Ok(labels)
 }
 
-/// A label with its number of rows and its loss weight.
+/// A label of a classification, with its number of rows and its loss weight.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Class {
     /// The label as rows write it.
@@ -64,7 +64,7 @@ pub struct Class {
     pub train: u64,
     /// Rows with this label that are held out for validation.
     pub validation: u64,
-    /// The factor of the loss of its rows.
+    /// The factor by which the loss of its rows is multiplied.
     pub weight: f64,
 }
 

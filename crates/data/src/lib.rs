@@ -1,4 +1,5 @@
-//! Turns data files into padding-free batches.
+//! Turns data files into padding-free batches: reads rows of many forms, renders chat templates, tokenizes and labels
+//! the text, and cuts, mixes, shuffles and packs the examples. Start with [`load()`], which returns a [`Dataset`].
 //!
 //! ```text
 //! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any row form -> one of few)

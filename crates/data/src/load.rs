@@ -1,5 +1,5 @@
-//! Loads the data of a configuration: reads and tokenizes it or takes it from the cache, removes duplicates, splits and
-//! mixes it, and counts rows for the report.
+//! Loads the data of a configuration: reads and tokenizes the rows or takes them from the cache, removes duplicates,
+//! splits and mixes them, and counts rows for the report.
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,11 +26,12 @@ use tunesmith_base::words::count;
 use tunesmith_config::arch::{Arch, TextIds};
 use tunesmith_config::{BadImages, Config, Contamination, Dedupe, Task, Truncation};
 
-/// Reads and tokenizes all data of a configuration. All token ids must be of `text_ids`. Each warning of the report also
-/// goes to `progress`.
+/// Reads and tokenizes all data of a configuration for the model in `model_dir`. `text_ids` says which token ids a text
+/// may have; a row with any other id is an error. `pictures` reads the pictures of rows; `None` for a model without
+/// vision. The warnings of the report also go to `progress`.
 ///
-/// # Errors
-/// [`tunesmith_base::Kind::Data`], with file and line, for a row that cannot be used; those of the tokenizer and the
+/// [`tunesmith_base::Kind::Data`], with file and line: a row cannot be used; the errors of the tokenizer and the
+/// template.
 /// template.
 pub fn load(
     config: &Config,
@@ -236,12 +237,12 @@ impl Loader<'_> {
             }
             _ => WebCounts::default(),
         };
-        // The next run asks again for what may be there then.
+        // Images that another attempt may fetch: without a cache entry, the next run tries again.
         let kept = kept.filter(|_| web.passing == 0);
         self.encode(set, input, self.writer(kept.as_deref(), &key)?, web)
     }
 
-    /// Whether pictures that rows contain are no longer where they were written.
+    /// Whether the file of a picture that was taken from a row has been removed.
     fn lacks_pictures(&self, set: &TokenSet) -> bool {
         let Some(pictures) = &self.encoder.pictures else { return false };
         let mut shown = set.all_pictures().iter().flat_map(|(_, examples)| examples.iter().flatten());
@@ -268,7 +269,7 @@ impl Loader<'_> {
             .map_err(|error| Error::io("write tokenized data to", &dir, &error).hint("set data.cache_dir"))
     }
 
-    /// Fails if no row of a set can be used, and says why.
+    /// Returns an error that says why, if no row of a set can be used.
     fn refuse_unusable(&self, set: &str, inputs: &[Input], counts: &Counts) -> Result<()> {
         if counts.kept > counts.weightless {
             return Ok(());
@@ -333,7 +334,7 @@ impl Loader<'_> {
         let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
             let Parsed { row, weight, mut unread, link } = row.parse_noting(forms)?;
-            // A model that sees images may have been meant to see what is there.
+            // If the model reads images, a web address beside the text may have been meant as an image.
             unread.extend(link.filter(|_| encoder.pictures.is_some()));
             let captions = matches!(row, Row::Caption { .. });
             let (outcome, mut notes) = encoder.encode(row).map_err(|error| error.context(&place))?;

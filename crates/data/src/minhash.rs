@@ -109,11 +109,11 @@ pub fn bands(threshold: f64) -> (usize, usize) {
     best.map_or((PERMUTATIONS, 1), |(_, bands, rows)| (bands, rows))
 }
 
-/// How many words of a text a [`word_sketch`] holds.
+/// How many different words of a text a [`word_sketch`] holds at most.
 const SKETCH: usize = 256;
 
-/// The different words of a text, in 30 bits each, sorted. Of more than 256, the 256 with the least hashes, which are a sample of
-/// them.
+/// The hashes of the different words of a text, 30 bits each, sorted. If there are more than 256, only the 256
+/// smallest, which are a random sample of the words.
 pub fn word_sketch(words: &[u64]) -> Vec<u32> {
     let mut sketch: Vec<u32> = words.iter().map(|word| (word >> 34) as u32).collect();
     sketch.sort_unstable();
@@ -122,7 +122,8 @@ pub fn word_sketch(words: &[u64]) -> Vec<u32> {
     sketch
 }
 
-/// The Jaccard similarity of the sets of words of two sketches: exact, or estimated from the least hashes of both if one is a sample.
+/// The Jaccard similarity of the word sets of two sketches. It is exact if both texts have fewer than 256 different
+/// words; otherwise it is estimated from the smallest hashes of both.
 pub fn shared_words(one: &[u32], other: &[u32]) -> f64 {
     let whole = one.len() < SKETCH && other.len() < SKETCH;
     let most = if whole { usize::MAX } else { SKETCH };
@@ -139,7 +140,7 @@ pub fn shared_words(one: &[u32], other: &[u32]) -> f64 {
     both as f64 / all.max(1) as f64
 }
 
-/// The hash of a band of the `MinHash` signature of a sketch's words. Texts with the same hash share a bucket.
+/// The bucket of a sketch in a band: a hash of the band's part of the `MinHash` signature of its words.
 pub fn band_of_words(sketch: &[u32], band: usize, rows: usize) -> u64 {
     (band * rows..(band + 1) * rows).fold(0, |key, nth| {
         let salt = mixed(nth as u64 + 1);
@@ -148,7 +149,7 @@ pub fn band_of_words(sketch: &[u32], band: usize, rows: usize) -> u64 {
     })
 }
 
-/// The hash of a band of a signature. Rows with the same hash share a bucket.
+/// The bucket of a signature in a band: a hash of its numbers there.
 pub fn band(signature: &[u32], band: usize, rows: usize) -> u64 {
     signature[band * rows..(band + 1) * rows]
         .iter()

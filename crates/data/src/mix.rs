@@ -1,13 +1,13 @@
-//! Mixes several sources by weight. How many rows each source gives, which ones and in what order depends only on
-//! sizes, weights and the seed. So a resumed run sees the same mix.
+//! Mixes several sources by weight. How many rows each source gives, which ones, and in what order depends only on
+//! sizes, weights and the seed, so a resumed run sees the same mix.
 use super::rng::shuffle;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::MixStrategy;
 
-/// An epoch may use each row this often on average, or have this many rows.
+/// The limit of an epoch: it may use each row this often on average, or have this many rows, whichever is more.
 const MOST: (usize, usize) = (100, 1 << 20);
 
-/// The first random stream of the sources; lower numbers belong to the epochs.
+/// The random stream of the first source. Epochs use the lower numbers.
 const STREAM: u64 = 1 << 48;
 
 /// How many rows each source gives to an epoch.
@@ -28,7 +28,7 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     let Some(total) = total else { return Ok(vec![0; sizes.len()]) };
     let count = |(&size, &weight): (&usize, &f64)| {
         let exact = total * weight;
-        // Rounding must not change that the source that decides the size gives exactly all its rows.
+        // The source that decides the size must give exactly all its rows, whatever the rounding.
         match strategy {
             _ if size == 0 || weight <= 0.0 => 0,
             MixStrategy::InterleaveUnder => (exact.round() as usize).min(size),
@@ -48,9 +48,9 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     Ok(counts)
 }
 
-/// The mix as pairs (source, row of the source). Each source gives `counts[source]` rows: all its rows as often as they
-/// fit, then a part drawn by `seed`, in the order of the source. The rows of each source are spread evenly over the
-/// mix.
+/// The order of the mix, as pairs of a source and a row of that source. Each source gives `counts[source]` rows: all
+/// its rows as often as they fit, and then a part of them, drawn by `seed` and in the order of the source. The rows of
+/// each source are spread evenly over the mix.
 pub fn order(sizes: &[usize], counts: &[usize], seed: u64) -> Vec<(usize, usize)> {
     let mut placed: Vec<(f64, usize, usize)> = Vec::with_capacity(counts.iter().sum());
     for (source, (&size, &count)) in sizes.iter().zip(counts).enumerate().filter(|(_, (size, _))| **size > 0) {

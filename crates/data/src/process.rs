@@ -1,5 +1,5 @@
-//! The rows of a data set after parsing, as `tunesmith process` writes them. For `tunesmith ingest`, which rows of a
-//! file are duplicates.
+//! Iterates over the rows of a data set after parsing, as `tunesmith process` writes them. It also tells `tunesmith
+//! ingest` which rows of a file are duplicates.
 use super::dataset::Dataset;
 use super::inputs::Input;
 use super::parsed_row::Parsed;
@@ -61,8 +61,8 @@ pub fn sources(dataset: &Dataset, config: &Config, part: Part) -> Result<Vec<Str
     source_texts(split.map_or(&[], |split| &split.rows), &inputs, config)
 }
 
-/// Passes the rows of a part to `take` as JSON, in the order of the files. A row that the mix repeats comes as often.
-/// Returns the number of rows, or `None` if the data set has no such part.
+/// Passes the rows of a part to `take` as JSON, in the order of the files. A row that the mix repeats is passed as
+/// often. Returns the number of rows, or `None` if the data set has no such part.
 ///
 /// # Errors
 /// The files cannot be read again, or `take` fails.
@@ -92,7 +92,7 @@ pub fn rows(
     for (input, set) in inputs.iter().zip(0..) {
         let mut next = RowId { set, row: 0, piece: 0 };
         walker.walk(&format!("writing {}", part.name()), input, &write, &mut |text| {
-            // The pieces of one row are adjacent. The row comes as often as its most frequent piece.
+            // The pieces of one row are adjacent. The row is written as often as its most frequent piece.
             let (mut last, mut times, mut most) = (None, 0, 0);
             while let Some(id) = wanted.next_if(|id| (id.set, id.row) == (next.set, next.row)) {
                 times = if last == Some(id) { times + 1 } else { 1 };

@@ -93,12 +93,13 @@ pub struct Question {
     pub images: Vec<String>,
 }
 
-/// The question of the first validation row, else of the first test row, else of the first training row. `None` for a
-/// tokenized row.
+/// The question of the first validation row; without validation rows, of the first test row, else of the first training
+/// row. `None` for a tokenized row.
 pub fn first(inputs: &Inputs) -> Option<Question> {
     let own = inputs.validation.iter().chain(&inputs.test).chain(&inputs.train);
     let mut found = own.take(1).find_map(of_input)?;
-    // A command shows files, and an address may hold a secret.
+    // The question becomes part of a command that people see. A file may stand there, but a web address may hold a
+    // secret.
     found.images.retain(|image| !is_link(image));
     Some(found)
 }

@@ -1,4 +1,4 @@
-//! The source text of each example: what SARI and a user's scorer compare an answer with.
+//! The source text of each example, with which SARI and a user's scorer compare the answer.
 use super::inputs::Input;
 use super::progress::Silent;
 use super::row::Form;
@@ -8,8 +8,8 @@ use super::split::RowId;
 use tunesmith_base::error::Result;
 use tunesmith_config::Config;
 
-/// The source text ([`super::row::source_of`]) of each of `rows`, which are in the order of the files `inputs`. It is
-/// empty for every piece of a long text but the first.
+/// The source text ([`super::row::source_of`]) of each of `rows`, which must be in the order of the files `inputs`. If
+/// a long text was cut, only its first piece has one; the text is empty for the others.
 ///
 /// # Errors
 /// The files cannot be read again.

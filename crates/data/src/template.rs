@@ -1,4 +1,4 @@
-//! Chat templates from the model folder, a file or the built-in ones, and how they render conversations.
+//! Chat templates: where a model's template comes from, how it is compiled, and how it renders conversations.
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -33,7 +33,7 @@ pub struct ChatTemplate {
     now: Option<SystemTime>,
     /// Whether the template reads `content` as a list of parts only, as those of some multimodal models do.
     content_parts: bool,
-    /// Whether it writes what stands for a picture, once that was asked.
+    /// Whether the template writes a picture by itself; computed at the first request ([`Self::shows_pictures`]).
     pictures: OnceLock<bool>,
     /// Errors that occur even with a plain conversation, so no row has caused them.
     own_faults: OnceLock<Vec<Fault>>,
@@ -64,10 +64,11 @@ pub struct Rendered {
 }
 
 impl ChatTemplate {
-    /// The template of a configuration's section `data`, with its date and its variables. `None` if there is none.
+    /// Finds and compiles the template that the section `data` of a configuration selects, with its date and its
+    /// variables. `None` if there is no template.
     ///
     /// # Errors
-    /// Those of [`Self::find`] and [`Self::with_kwargs`]; the date is none.
+    /// The errors of [`Self::find`] and [`Self::with_kwargs`]; `data.template_date` is not a date.
     pub fn of(model_dir: &Path, tokenizer: &Tokenizer, data: &DataConfig) -> Result<Option<Self>> {
         let date = data.template_date.as_deref().map(parse_date).transpose()?;
         let found = Self::find(model_dir, tokenizer, data.template_path.as_deref(), data.chat_template)?;
@@ -127,7 +128,7 @@ impl ChatTemplate {
         Ok(Self { content_parts: template.reads_parts_only(), own_faults: OnceLock::new(), ..template })
     }
 
-    /// Whether the template writes a message's text only if it is a part of a list.
+    /// Whether the template writes the text of a message only if `content` is a list of parts.
     fn reads_parts_only(&self) -> bool {
         const WORD: &str = "Certainly";
         if !self.source.contains("type") || self.source.contains("is string") {
@@ -144,7 +145,8 @@ impl ChatTemplate {
         !shows(&input.messages) && shows(&parts)
     }
 
-    /// Whether it writes `place` for a part `{type: image}` of a message, and the text of the other parts.
+    /// Whether the template writes `place` for a part `{type: image}`, and the text of the other parts. If not, the
+    /// caller must turn the parts into one text.
     pub(super) fn shows_pictures(&self, place: &str) -> bool {
         const WORD: &str = "Certainly";
         let shows = || {
@@ -157,17 +159,17 @@ impl ChatTemplate {
         *self.pictures.get_or_init(shows)
     }
 
-    /// The template with a fixed time for `strftime_now`; `None` for the current time.
+    /// Sets the time that `strftime_now` writes; `None` for the current time.
     #[must_use]
     pub fn at(self, now: Option<SystemTime>) -> Self {
         Self { now, ..self }
     }
 
-    /// The template with further variables, such as `enable_thinking` (`data.chat_template_kwargs`). Those of a row
-    /// ([`Conversation::template_kwargs`]) replace them.
+    /// Adds variables, such as `enable_thinking` (`data.chat_template_kwargs`). A row's own variables
+    /// ([`Conversation::template_kwargs`]) take precedence.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: the template does not read one of them.
+    /// [`tunesmith_base::Kind::Config`]: the template does not read one of these variables.
     pub fn with_kwargs(self, kwargs: &Map<String, Value>) -> Result<Self> {
         if let Some(name) = kwargs.keys().find(|name| !self.reads(name)) {
             return Err(Error::config(format!(
@@ -180,7 +182,7 @@ impl ChatTemplate {
         Ok(Self { kwargs, own_faults: OnceLock::new(), ..self })
     }
 
-    /// Whether the template has the name of this variable.
+    /// Whether the name of this variable occurs in the template's source.
     pub(super) fn reads(&self, name: &str) -> bool {
         let letter = |letter: char| letter.is_alphanumeric() || letter == '_';
         self.source
@@ -204,12 +206,12 @@ impl ChatTemplate {
         self.program.marks_generation()
     }
 
-    /// Where the template is from, for messages.
+    /// Where the template is from, for messages: a path or the name of a built-in template.
     pub fn origin(&self) -> &str {
         &self.origin
     }
 
-    /// The template's source, before it is changed to be bounded.
+    /// The template's source as its author wrote it, without the checks that [`super::jinja`] inserts.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -354,7 +356,7 @@ impl ChatTemplate {
             ("add_generation_prompt", JinjaValue::from(add_generation_prompt)),
         ];
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
-        // The last of a name wins.
+        // If a name occurs twice, the later value counts, so a row's variable replaces that of the configuration.
         let kwargs = self.kwargs.iter().chain(&input.kwargs).cloned();
         let variables = JinjaValue::from_pairs(self.special_tokens.iter().cloned().chain(kwargs).chain(own));
         let now = self.now.unwrap_or_else(SystemTime::now);

@@ -43,8 +43,8 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
 }
 
 impl ChatTemplate {
-    /// Renders one question and its answer, with another question if `followed`. Returns the text, and where the answer ends in it;
-    /// `None` if the template refuses the conversation.
+    /// Renders a question and its answer, and another question after it if `followed`. Returns the text and the byte
+    /// offset at which the answer ends; `None` if the template refuses the conversation.
     pub fn one_answer(&self, followed: bool) -> Option<(String, usize)> {
         const ANSWER: &str = "Certainly";
         let question = json!({"role": "user", "content": "Question"});
@@ -56,8 +56,9 @@ impl ChatTemplate {
     }
 }
 
-/// A warning if the template ends the assistant's turns with a mark, such as `<|im_end|>`, that is neither a token of this tokenizer nor one
-/// of `stop_strings`. A model then learns to write the mark's characters, and its answers do not stop there.
+/// A warning if the template ends the assistant's turns with a mark, such as `<|im_end|>`, that is neither a token of
+/// this tokenizer nor one of `stop_strings`. The model would then learn to write the mark's characters, and its answers
+/// would not stop there.
 pub fn unknown_end(template: &ChatTemplate, tokenizer: &Tokenizer, stop_strings: &[String]) -> Option<String> {
     let (text, answer_end) = template.one_answer(false)?;
     let mark = Regex::new(r"<\|?[^<>|\s]+\|?>").ok()?;

@@ -139,7 +139,7 @@ fn ordered(xml: &str) -> Result<HashMap<(String, usize), bool>> {
             }
             "num" => {
                 number = value("numId");
-                // Its overrides of levels are ignored.
+                // A numbering's overrides of single levels (`lvlOverride`) are ignored.
                 kind.clear();
             }
             "abstractNumId" => of_number.push((number.clone(), value("val"))),

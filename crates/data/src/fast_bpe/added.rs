@@ -1,12 +1,12 @@
-//! Added tokens, which are found in a text before it is cut into words.
+//! Finds added tokens, such as `<|im_end|>`, in a text before it is cut into words.
 use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
-/// The added tokens that are searched for together.
+/// Added tokens that are searched for together.
 #[derive(Debug)]
 pub(super) struct AddedTokens {
-    /// None if there are none.
+    /// `None` if there are no such tokens.
     search: Option<AhoCorasick>,
     tokens: Vec<Token>,
 }
@@ -14,13 +14,14 @@ pub(super) struct AddedTokens {
 #[derive(Debug)]
 struct Token {
     id: u32,
-    /// Whether white space before it belongs to it, and white space behind it.
+    /// Whether the token includes the white space before it (`lstrip`), and the white space after it (`rstrip`).
     strips: [bool; 2],
 }
 
 impl AddedTokens {
-    /// Those that are found in the text as it is, and those that are found in the normalized text; `None` if one of them
-    /// takes more than a search for its text. `normalizes`: whether NFC may change a text.
+    /// The added tokens that are searched for in the text itself, and those for the normalized text. `None` if a token
+    /// is found by more than its text (`single_word`), or if NFC may change the token. `normalizes` says whether the
+    /// tokenizer normalizes by NFC.
     pub(super) fn of(vocabulary: &tokenizers::AddedVocabulary, normalizes: bool) -> Option<[Self; 2]> {
         let mut tokens: Vec<_> = vocabulary.get_added_tokens_decoder().iter().collect();
         tokens.sort_unstable_by_key(|(id, _)| **id);
@@ -42,8 +43,8 @@ impl AddedTokens {
         Some([plain?, normalized?])
     }
 
-    /// Calls `then` with each part of `text[range]` that is not empty, in order: an added token with its id, or what lies
-    /// between them. Ends where `then` returns `None`.
+    /// Passes each non-empty part of `text[range]` to `then`, in order: an added token with its id, or the text between
+    /// two of them with `None`. Stops with `None` as soon as `then` returns `None`.
     pub(super) fn each(
         &self,
         text: &str,
@@ -56,7 +57,7 @@ impl AddedTokens {
             let Token { id, strips: [left, right] } = self.tokens[found.pattern().as_usize()];
             let (mut start, mut end) = (found.start(), found.end());
             if left {
-                // White space that the token before it has taken stays there.
+                // The token before it may have taken this white space.
                 start = part[..start].trim_end().len().max(done);
             }
             if right {

@@ -1,9 +1,10 @@
-//! A faster way through byte-level BPE tokenizers, the kind of most models since GPT-2. Texts have the ids and offsets that
-//! the `tokenizers` crate gives them. That crate follows each character through every step. Here a text is cut into words
-//! by byte ranges. The crate's BPE model sees each word once, because a thread remembers the words that it has seen.
+//! A fast path for byte-level BPE tokenizers, the kind that most models since GPT-2 have. It returns exactly the ids
+//! and offsets of the `tokenizers` crate. That crate tracks each character through every step. Here a text is cut into
+//! words by byte ranges, and the crate's BPE model tokenizes most words only once, because every thread remembers words
+//! that it has seen.
 //!
-//! A tokenizer with a part that is not known here ([`FastBpe::of`]), and a text that normalization may change, are left to the
-//! crate.
+//! The crate itself handles a tokenizer with a part that this module does not know ([`FastBpe::of`] returns `None`),
+//! and a text that normalization may change.
 mod added;
 mod nfc;
 mod steps;
@@ -21,29 +22,30 @@ use self::added::AddedTokens;
 use self::steps::{Searches, Split};
 use super::encoded::Encoded;
 
-/// Longer words are not remembered.
+/// The longest word that is remembered, in bytes.
 const LONGEST_WORD: usize = 64;
-/// How many words a thread remembers, and their bytes and tokens: a few MiB.
+/// How many words a thread remembers. They and their tokens take a few MiB.
 const MOST_WORDS: usize = 1 << 15;
 
-/// What is known of a byte-level BPE tokenizer beside its model.
+/// The parts of a byte-level BPE tokenizer around its model.
 #[derive(Debug)]
 pub(super) struct FastBpe {
-    /// Added tokens that are found in the text as it is, and then those that are found in the normalized text.
+    /// Added tokens that are searched for in the text itself, and then those that are searched for in the normalized
+    /// text.
     added: [AddedTokens; 2],
-    /// Whether NFC may change a text.
+    /// Whether the tokenizer normalizes texts by NFC.
     normalizes: bool,
-    /// How a text is cut into words.
+    /// The steps that cut a text into words, in order.
     splits: Vec<Split>,
-    /// The ids that the post-processor puts before and behind a text.
+    /// The ids that the post-processor puts before and after a text.
     around: [Vec<u32>; 2],
     /// The letter that stands for each byte in the model's vocabulary.
     letters: [char; 256],
-    /// What threads know, while no thread uses it.
+    /// What threads remember, for those that tokenize nothing now. A thread takes one value and gives it back.
     idle: Mutex<Vec<Memory>>,
 }
 
-/// A token of a word, with its bytes there.
+/// A token of a word, with its byte range in the word.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     id: u32,
@@ -51,23 +53,23 @@ struct Piece {
     end: u32,
 }
 
-/// What a thread remembers.
+/// What a thread remembers between texts.
 #[derive(Debug)]
 struct Memory {
     searches: Searches,
     words: Words,
 }
 
-/// Words and their tokens.
+/// Words and their tokens, as a thread has seen them.
 #[derive(Debug, Default)]
 struct Words {
-    /// The place of a word's tokens in `pieces`.
+    /// For each word, the range of its tokens in `pieces`.
     places: HashMap<Box<str>, Range<u32>, ahash::RandomState>,
     pieces: Vec<Piece>,
 }
 
 impl FastBpe {
-    /// What is known of a tokenizer; `None` if it has another kind of model, or a step that only the crate knows.
+    /// Reads the parts of a tokenizer. `None` if its model is not BPE, or if it has a step that only the crate knows.
     pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
         let plain =
@@ -87,8 +89,9 @@ impl FastBpe {
         Some(Self { added, normalizes, splits, around, letters: letters(), idle: Mutex::default() })
     }
 
-    /// The ids and offsets of `text` as [`tokenizers::Tokenizer::encode`] gives them, and for each id whether the post-processor
-    /// has added it. `None` if the text is one for the crate. `tokenizer` is the one that `self` was made of.
+    /// The ids and offsets of `text`, as [`tokenizers::Tokenizer::encode`] returns them, and for each id whether the
+    /// post-processor has added it. `None` if the crate must tokenize this text. `tokenizer` is the one that `self` was
+    /// made from.
     pub(super) fn encode(
         &self,
         tokenizer: &tokenizers::Tokenizer,
@@ -123,7 +126,7 @@ impl FastBpe {
         Memory { searches: Searches::of(&self.splits), words: Words::default() }
     }
 
-    /// Appends the tokens of `text`.
+    /// Appends the tokens of `text` to `encoded`; `None` if the crate must tokenize it.
     fn pieces(&self, model: &ModelWrapper, text: &str, memory: &mut Memory, encoded: &mut Encoded) -> Option<()> {
         let [first, second] = &self.added;
         first.each(text, 0..text.len(), &mut |found, range| match found {
@@ -144,7 +147,7 @@ impl FastBpe {
         })
     }
 
-    /// Appends the tokens of a word that begins at byte `at` of the text.
+    /// Appends the tokens of a word that begins at byte `at` of the text, and remembers them.
     fn word(
         &self,
         model: &ModelWrapper,
@@ -172,10 +175,10 @@ impl FastBpe {
         Some(())
     }
 
-    /// Appends the tokens of a word that no thread knows.
+    /// Appends the tokens of a word, computed by the BPE model, to `pieces`.
     fn tokenize(&self, model: &ModelWrapper, word: &str, pieces: &mut Vec<Piece>) -> Option<()> {
         let mut written = String::with_capacity(2 * word.len());
-        // For each byte of `written` at which a letter begins: the byte of the word.
+        // For each byte of `written` where a letter begins: the index of the byte of `word` that the letter stands for.
         let mut bytes = vec![0; 2 * word.len() + 1];
         for (index, &byte) in word.as_bytes().iter().enumerate() {
             bytes[written.len()] = index;
@@ -184,7 +187,7 @@ impl FastBpe {
         bytes[written.len()] = word.len();
         for token in model.tokenize(&written).ok()? {
             let (start, end) = (*bytes.get(token.offsets.0)?, *bytes.get(token.offsets.1)?);
-            // A character of several bytes belongs to each token that has one of them.
+            // A token that has one byte of a character covers the whole character.
             let start = (0..=start).rev().find(|&at| word.is_char_boundary(at))?;
             let end = (end..=word.len()).find(|&at| word.is_char_boundary(at))?;
             pieces.push(Piece { id: token.id, start: start as u32, end: end as u32 });
@@ -200,7 +203,7 @@ impl Encoded {
     }
 }
 
-/// A part of a tokenizer as `tokenizer.json` writes it.
+/// A part of a tokenizer in the form of `tokenizer.json`; null if the tokenizer does not have it.
 fn json<T: serde::Serialize>(part: Option<&T>) -> Value {
     part.and_then(|part| serde_json::to_value(part).ok()).unwrap_or_default()
 }

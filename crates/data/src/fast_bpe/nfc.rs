@@ -1,7 +1,8 @@
-//! Which texts NFC, the normalization of Qwen's tokenizers, leaves as they are.
+//! Recognizes texts that NFC leaves unchanged. NFC is the normalization of Qwen's tokenizers.
 
-/// Characters that NFC never changes, alone or beside each other: Latin, Greek, Cyrillic, Hebrew and Arabic letters,
-/// punctuation, arrows, signs, kana, Chinese characters, Hangul syllables, full-width forms, emoji. Others may be as well.
+/// Characters that NFC never changes, alone or next to each other: Latin, Greek, Cyrillic, Hebrew and Arabic letters,
+/// punctuation, arrows, signs, kana, Chinese characters, Hangul syllables, full-width forms, emoji. The list is not
+/// complete.
 const STABLE: &[(char, char)] = &[
     ('\0', '\u{2ff}'),
     ('\u{391}', '\u{3ce}'),
@@ -22,7 +23,7 @@ const STABLE: &[(char, char)] = &[
     ('\u{1f300}', '\u{1faff}'),
 ];
 
-/// Whether NFC surely leaves `text` as it is.
+/// Whether NFC certainly leaves `text` unchanged. False does not mean that NFC changes it.
 pub(super) fn stays(text: &str) -> bool {
     text.is_ascii() || text.chars().all(|letter| letter < '\u{300}' || stable(letter))
 }

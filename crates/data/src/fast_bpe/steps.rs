@@ -1,32 +1,32 @@
-//! The steps of a byte-level tokenizer around its model: how a text is cut into words, and which ids are added around
-//! it.
+//! The steps around the model of a byte-level tokenizer: how the pre-tokenizer cuts a text into words, and which ids
+//! the post-processor adds.
 use std::ops::Range;
 
 use regex_automata::meta::{BuildError, Cache, Config, Regex};
 use regex_automata::{Anchored, Input};
 use serde_json::Value;
 
-/// What GPT-2's tokenizer cuts at.
+/// The regular expression by which GPT-2's pre-tokenizer finds words.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// How the patterns of most tokenizers end. The first half has a look-ahead: white space up to its last character, which goes
-/// with the word behind it.
+/// The end of the pattern of most tokenizers. The look-ahead means: white space except its last character, which
+/// belongs to the next word. The regex engine here has no look-ahead, so [`next_match`] does this.
 const ENDING: &str = r"|\s+(?!\S)|\s+";
-/// The memory of a compiled pattern, and that of its searches in each thread, in bytes.
+/// The most memory for a compiled pattern, and for its searches in each thread, in bytes.
 const PATTERN_SIZE: usize = 16 << 20;
 const SEARCH_SIZE: usize = 8 << 20;
 
-/// A step that cuts parts of a text into smaller ones.
+/// A step of the pre-tokenizer: it cuts each part of a text into smaller parts.
 #[derive(Debug)]
 pub(super) enum Split {
     /// Around each number character.
     Digits,
     /// Around each run of number characters.
     Numbers,
-    /// Around each match of a pattern. Its second one, if it has two, is [`ENDING`].
+    /// Around each match of a pattern. If there is a second pattern, it is [`ENDING`].
     Pattern(Regex),
 }
 
-/// What searches for the patterns need, for each step.
+/// The search state of a thread for the pattern of each step; `None` for a step without a pattern.
 #[derive(Debug)]
 pub(super) struct Searches(Vec<Option<Cache>>);
 
@@ -40,7 +40,7 @@ impl Searches {
     }
 }
 
-/// The steps of a pre-tokenizer whose last step is `ByteLevel`; `None` if one of them is not known here.
+/// The steps of a pre-tokenizer that ends with `ByteLevel`. `None` if this module does not know one of them.
 pub(super) fn splits(pre_tokenizer: &Value) -> Option<Vec<Split>> {
     let mut steps = Vec::new();
     flatten(pre_tokenizer, "pretokenizers", &mut steps);
@@ -55,7 +55,7 @@ pub(super) fn splits(pre_tokenizer: &Value) -> Option<Vec<Split>> {
     Some(splits)
 }
 
-/// The steps in `part`, which may be a sequence of them under `key`.
+/// Appends the steps in `part`, which is one step or a list of steps under `key`.
 fn flatten<'a>(part: &'a Value, key: &str, steps: &mut Vec<&'a Value>) {
     match part.get(key).and_then(Value::as_array) {
         Some(parts) => parts.iter().for_each(|part| flatten(part, key, steps)),
@@ -81,26 +81,27 @@ fn split(step: &Value) -> Option<Split> {
     }
 }
 
-/// A pattern in the syntax of the `tokenizers` crate, if searches for it are the same here.
+/// Compiles a pattern of the `tokenizers` crate. `None` if it could match differently here.
 fn pattern(text: &str) -> Option<Regex> {
     if is_possessive(text) {
         return None;
     }
-    // Anything else with a look-around does not compile.
+    // Any other look-around fails to compile.
     match text.strip_suffix(ENDING) {
         Some(others) => compile(&[others, r"\s+"]).ok(),
         None => compile(&[text]).ok(),
     }
 }
 
-/// Whether a repetition in `text` is possessive, which this syntax reads as a repetition of a repetition.
+/// Whether `text` has a possessive repetition, such as `a++`. The regex engine here would read it as a repetition of a
+/// repetition.
 fn is_possessive(text: &str) -> bool {
     let mut letters = text.chars().peekable();
     let (mut in_class, mut repeats) = (false, false);
     while let Some(letter) = letters.next() {
         match letter {
             '\\' => {
-                // `\p{L}` has braces that count nothing.
+                // The braces of `\p{L}` are not those of a repetition.
                 if letters.next().is_some_and(|kind| matches!(kind, 'p' | 'P')) && letters.peek() == Some(&'{') {
                     letters.find(|letter| *letter == '}');
                 }
@@ -122,7 +123,8 @@ fn compile(patterns: &[&str]) -> Result<Regex, Box<BuildError>> {
     Regex::builder().configure(config).build_many(patterns).map_err(Box::new)
 }
 
-/// Calls `then` with the words of `text[range]`, in order. Ends where `then` returns `None`, or a match is empty.
+/// Passes each word of `text[range]` to `then`, in order. Stops with `None` if `then` returns `None`, or if a pattern
+/// matches nothing.
 pub(super) fn each_word(
     splits: &[Split],
     searches: &mut Searches,
@@ -180,10 +182,11 @@ fn each(
     if done < part.len() { inner(done, part.len()) } else { Some(()) }
 }
 
-/// The next match from byte `from` on, which is empty at the end of `part` if there is none. `None`: a match is empty.
+/// The next match of `regex` in `part` from byte `from` on; an empty range at the end of `part` if there is none.
+/// `None` if the match is empty.
 fn next_match(regex: &Regex, search: &mut Cache, part: &str, from: usize) -> Option<(usize, usize)> {
     let none = Some((part.len(), part.len()));
-    // A match nearly always begins where the last one ends, and its start need not be searched for then.
+    // Nearly every match begins where the previous one ends, so an anchored search, which is faster, comes first.
     let input = Input::new(part).range(from..);
     let (start, end, ending) = match regex.search_half_with(search, &input.clone().anchored(Anchored::Yes)) {
         Some(found) => (from, found.offset(), found.pattern().as_usize() == 1),
@@ -196,7 +199,7 @@ fn next_match(regex: &Regex, search: &mut Cache, part: &str, from: usize) -> Opt
         return None;
     }
     if ending && end < part.len() {
-        // White space before a word: its last character is not part of the match, unless it is the only one.
+        // White space before a word: the last character belongs to the word, unless it is the only one.
         let last = part[start..end].chars().next_back().map_or(0, char::len_utf8);
         if start < end - last {
             return Some((start, end - last));
@@ -205,7 +208,7 @@ fn next_match(regex: &Regex, search: &mut Cache, part: &str, from: usize) -> Opt
     Some((start, end))
 }
 
-/// The ids that a post-processor puts before and behind a text; `None` if it does something else too.
+/// The ids that a post-processor adds before and after a text. `None` if the post-processor does anything else too.
 pub(super) fn around(post_processor: &Value) -> Option<[Vec<u32>; 2]> {
     let mut steps = Vec::new();
     flatten(post_processor, "processors", &mut steps);
@@ -220,7 +223,7 @@ pub(super) fn around(post_processor: &Value) -> Option<[Vec<u32>; 2]> {
     Some(around.unwrap_or_default())
 }
 
-/// The ids before and behind the text in a template for one text.
+/// The ids before and after the text in a `TemplateProcessing` step, from its template for a single text.
 fn template(step: &Value) -> Option<[Vec<u32>; 2]> {
     let mut around: [Vec<u32>; 2] = Default::default();
     let mut place = 0;
