@@ -1,9 +1,9 @@
-//! URLs: their parts, and the target of a redirect.
+//! Takes URLs apart, and resolves the target of a redirect.
 use std::fmt::Write as _;
 
 use ureq::http::Uri;
 
-/// Whether a URL is HTTPS, its host, and its port.
+/// Whether a URL is HTTPS, its host, and its port; `None` if it is not a URL of HTTP or HTTPS.
 pub(super) fn origin(url: &str) -> Option<(bool, String, u16)> {
     let uri: Uri = url.parse().ok()?;
     let is_https = match uri.scheme_str()? {
@@ -15,7 +15,7 @@ pub(super) fn origin(url: &str) -> Option<(bool, String, u16)> {
     Some((is_https, host, uri.port_u16().unwrap_or(if is_https { 443 } else { 80 })))
 }
 
-/// Resolves `location` against the URL `base`.
+/// Resolves `location` against the URL `base`, and escapes what a URL cannot have; `None` if `base` is not a URL.
 pub(super) fn joined(base: &str, location: &[u8]) -> Option<String> {
     let mut to = String::new();
     for &byte in location.trim_ascii() {
@@ -42,7 +42,7 @@ pub(super) fn joined(base: &str, location: &[u8]) -> Option<String> {
     })
 }
 
-/// The user name and password of a URL, with a colon between them.
+/// The user name and password of a URL, joined by a colon; `None` if it has neither.
 pub(super) fn login(url: &str) -> Option<Vec<u8>> {
     let (login, _) = url.split_once("://")?.1.split('/').next()?.rsplit_once('@')?;
     let (name, password) = login.split_once(':').unwrap_or((login, ""));

@@ -1,4 +1,4 @@
-//! A repository at one commit: its files, and downloading those that are needed.
+//! One commit of a repository: which files it has, and how to download those that are needed.
 use std::path::PathBuf;
 
 #[cfg(feature = "hub")]
@@ -8,7 +8,7 @@ use super::store::{Listed, Store};
 use super::{Destination, Hub};
 use tunesmith_base::error::{Error, Result};
 
-/// A folder with files of a repository at one commit.
+/// A local folder with files of one commit of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// The repository of the files.
@@ -26,7 +26,7 @@ impl Snapshot {
     }
 }
 
-/// A repository at one commit.
+/// One commit of a repository, whose files can be listed and downloaded.
 pub struct Checkout<'a> {
     hub: &'a Hub<'a>,
     repo: Repo,
@@ -35,17 +35,18 @@ pub struct Checkout<'a> {
     files: Vec<Listed>,
     place: Destination,
     store: Store,
-    /// Why only the cache is used, if it is.
+    /// Why only the cache is used; `None` if the hub can be asked.
     cache_only: Option<String>,
 }
 
 impl Hub<'_> {
-    /// The repository at `revision` (by default `main`), as the hub has it now or, if the hub cannot be reached, as the
-    /// cache has it.
+    /// Opens the repository at `revision` (by default `main`), as the hub has it now or, if the hub cannot be reached,
+    /// as the cache has it.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: no such name is possible; [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`]: the hub
-    /// refuses it or its file list; [`tunesmith_base::Kind::Io`]: no way to the hub, and nothing in the cache.
+    /// [`tunesmith_base::Kind::Config`]: the name is not possible; [`tunesmith_base::Kind::Model`] or
+    /// [`tunesmith_base::Kind::Data`]: the hub refuses the request or the file list; [`tunesmith_base::Kind::Io`]: the
+    /// hub cannot be reached, and the cache has nothing.
     pub fn open(&self, repo: Repo, revision: Option<&str>, place: Destination) -> Result<Checkout<'_>> {
         let revision = revision.unwrap_or("main");
         check_revision(revision)?;
@@ -72,7 +73,7 @@ impl Hub<'_> {
         }
         let mut settings = self.settings.clone();
         if known.is_some() {
-            // The cache stands in for a hub that is away: no reason to wait for long.
+            // The cache can replace a hub that is away, so a long wait has no reason.
             settings.pace.attempts = settings.pace.attempts.min(2);
         }
         let remote = super::remote::Remote::new(&settings, self.progress, &repo);
@@ -91,7 +92,7 @@ impl Hub<'_> {
         } else {
             let files = remote.list(&commit).map_err(|failure| remote.explain(failure, revision))?;
             if place == Destination::Cache {
-                // Where the cache cannot be written to, all may be there already.
+                // If the cache cannot be written to, all files may be there already.
                 let _ = store.write_listing(&commit, &files);
             }
             files
@@ -158,8 +159,8 @@ impl Checkout<'_> {
     /// Downloads those of its files that are not in place yet.
     ///
     /// # Errors
-    /// Those of the hub and of the disk; without a way to the hub [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`] for a
-    /// file that the cache lacks.
+    /// The errors of the hub and of the disk; if the hub cannot be reached, [`tunesmith_base::Kind::Model`] or
+    /// [`tunesmith_base::Kind::Data`] for a file that the cache lacks.
     pub fn fetch(&self, paths: &[&str]) -> Result<()> {
         let is_missing = |file: &&Listed| self.place != Destination::Cache || !self.path(&file.path).is_file();
         let wanted = |file: &&Listed| paths.contains(&file.path.as_str());
@@ -219,7 +220,7 @@ impl Checkout<'_> {
     pub fn snapshot(&self) -> Snapshot {
         #[cfg(feature = "hub")]
         if self.cache_only.is_none() && self.place == Destination::Cache {
-            // A cache that cannot be noted in is good for this time all the same.
+            // If this cannot be written, the files are still usable now.
             let _ = self.store.write_ref(&self.revision, &self.commit);
         }
         Snapshot { repo: self.repo.clone(), commit: self.commit.clone(), dir: self.dir() }

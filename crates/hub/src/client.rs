@@ -1,5 +1,5 @@
-//! Requests to the hub and to its redirects: proxies and certificates of the environment, time limits, and redirects.
-//! The token is only sent to the same host and port.
+//! Sends requests to the hub and follows its redirects, with the proxies and certificates of the environment and with
+//! time limits. The token is only sent to the hub's own host and port.
 //!
 //! hf-hub builds the requests for a repository's commit, and the addresses of its files. It cannot list sizes, create
 //! repositories or upload files. Those requests, and hf-hub's own, go over ureq, hf-hub's HTTP client.
@@ -34,14 +34,14 @@ pub(super) const AGENT: &str = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
 const CONNECT: Duration = Duration::from_secs(20);
 /// The most redirects in a row that are followed, from the hub and from other hosts.
 const REDIRECTS: usize = 10;
-/// The most bytes of a response that are read at once.
+/// The most bytes of a response that are held in memory.
 const ANSWER_BYTES: u64 = 64 << 20;
-/// The most bytes of an error response that are read.
+/// The most bytes of an error response that are read for its explanation.
 const WORDS_BYTES: u64 = 64 << 10;
 
 pub(super) type HubResponse = Response<Body>;
 
-/// A request before it is sent, which can be sent again to a redirect's target.
+/// A request that was not sent yet. It can be repeated for the target of a redirect.
 #[derive(Clone)]
 pub(super) struct HubRequest<'a> {
     method: Method,
@@ -65,7 +65,7 @@ impl<'a> HubRequest<'a> {
         Self { method, url: url.into(), headers: HeaderMap::new(), load: RequestBody::Nothing, follows: true }
     }
 
-    /// Makes the request stop at an answer that redirects, instead of following it.
+    /// Makes the request return a redirect as its response, instead of following it.
     pub fn staying(self) -> Self {
         Self { follows: false, ..self }
     }
@@ -75,7 +75,7 @@ impl<'a> HubRequest<'a> {
         self
     }
 
-    /// Adds a header whose name and value come from outside.
+    /// Adds a header whose name and value come from outside, such as from a response of the hub.
     pub fn with_foreign(mut self, name: &str, value: &str) -> Result<Self, Failure> {
         let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else {
             return Err(Failure::InvalidAnswer("a header that cannot be sent".into()));
@@ -92,7 +92,8 @@ impl<'a> HubRequest<'a> {
         Self { load: RequestBody::File(path, size), ..self }
     }
 
-    /// The request that follows `answer`, if that is a redirect.
+    /// The request to the target of a redirect; `None` if `answer` is not a redirect. It has no token if host or port
+    /// differ.
     fn next(&self, answer: &HubResponse) -> Result<Option<Self>, Failure> {
         let status = answer.status().as_u16();
         let Some(location) = answer.headers().get(LOCATION).filter(|_| matches!(status, 301..=303 | 307 | 308)) else {
@@ -112,10 +113,10 @@ impl<'a> HubRequest<'a> {
     }
 }
 
-/// Whether after so many redirects one more is followed.
+/// Checks that one more redirect may be followed, after `followed` of them.
 ///
 /// # Errors
-/// It would be one too many.
+/// The limit of [`REDIRECTS`] is reached.
 pub(super) fn check_redirects(followed: usize) -> Result<(), Failure> {
     if followed < REDIRECTS { Ok(()) } else { Err(too_many_redirects()) }
 }
@@ -136,10 +137,10 @@ fn nowhere() -> Failure {
 /// The client for the hub. Each thread has its own.
 pub(super) struct HubClient<'a> {
     settings: &'a HubSettings,
-    /// The hub's address, without a name and a password.
+    /// The hub's address, without user name and password.
     endpoint: String,
     proxies: Proxies,
-    /// HTTP clients, by whether they use TLS, and by proxy.
+    /// HTTP clients, by whether they use TLS, and by proxy. Each is made at its first use.
     agents: RefCell<Vec<(bool, Option<Proxy>, Agent)>>,
 }
 
@@ -149,7 +150,7 @@ impl<'a> HubClient<'a> {
         Self { settings, endpoint, proxies, agents: RefCell::default() }
     }
 
-    /// The hub's address, without a name and a password.
+    /// The hub's address, without user name and password.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
@@ -178,7 +179,7 @@ impl<'a> HubClient<'a> {
         ask
     }
 
-    /// The token, or the user name and password in the hub's address.
+    /// The value of `Authorization`: the token, or the user name and password in the hub's address.
     fn authorization(&self) -> Option<HeaderValue> {
         let text = match &self.settings.token {
             Some(token) => format!("Bearer {}", token.secret()),
@@ -189,7 +190,7 @@ impl<'a> HubClient<'a> {
         Some(value)
     }
 
-    /// The response to a request that hf-hub built.
+    /// Sends a request that hf-hub has built.
     pub fn carry(&self, request: RequestBuilder<WithoutBody>) -> Result<HubResponse, Failure> {
         let url = request.uri_ref().map(ToString::to_string).unwrap_or_default();
         let ask = HubRequest {
@@ -211,7 +212,7 @@ impl<'a> HubClient<'a> {
             .timeout_per_read(config.timeout_per_read())
             .timeout_per_write(config.timeout_per_write())
             .build();
-        // Without a token there may be a password.
+        // Without a token, the hub's address may have a password.
         let ask = if ask.headers.contains_key(AUTHORIZATION) { ask } else { self.signed(ask) };
         if let (Some(headers), Some(value)) = (request.headers_mut(), ask.headers.get(AUTHORIZATION)) {
             headers.insert(AUTHORIZATION, value.clone());
@@ -298,7 +299,7 @@ pub(super) fn roots() -> Result<RootCerts> {
     }
 }
 
-/// As many bytes of a file as were announced. A file that has become shorter is an error.
+/// Reads as many bytes of a file as were announced. It is an error if the file has become shorter.
 struct SizedReader {
     file: File,
     left: u64,
@@ -335,7 +336,7 @@ pub(super) fn refused(answer: HubResponse) -> Refused {
     let status = answer.status().as_u16();
     if words.is_none() {
         let mut body = Vec::new();
-        // What came before it broke off may say enough.
+        // The response may break off; what came before may explain enough.
         let _ = answer.into_body().into_reader().take(WORDS_BYTES).read_to_end(&mut body);
         let json: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
         words = json.and_then(|json| Some(json.get("error")?.as_str()?.to_owned()));

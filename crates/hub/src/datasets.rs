@@ -1,5 +1,5 @@
-//! Finds the files with the rows of a data set's repository: by the `configs:` of its card (`README.md`), or else by
-//! folder and file names, as `datasets` does.
+//! Finds the files with rows in a data set's repository: by the `configs:` of its card (`README.md`), or else by the
+//! names of folders and files, as the `datasets` library does.
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -11,9 +11,9 @@ use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::{Node, parse_yaml};
 
 const CARD: &str = "README.md";
-/// Larger than any real card.
+/// The largest card that is read, in bytes. Real cards are smaller.
 const CARD_BYTES: u64 = 8 << 20;
-/// Names of files that describe a data set and hold no rows.
+/// Names of files that describe a data set and have no rows.
 const NO_ROWS: [&str; 4] = ["dataset_infos.json", "dataset_info.json", "state.json", "config.json"];
 
 /// The words for a split in names of files and folders.
@@ -84,7 +84,7 @@ struct Declared {
     name: String,
     is_default: bool,
     folder: Option<String>,
-    /// Splits and patterns; empty if the naming conventions apply inside `folder`.
+    /// The file patterns of each split. Empty if the files in `folder` are found by their names.
     files: Vec<(String, Vec<String>)>,
 }
 
@@ -93,7 +93,7 @@ fn configs(card: &str) -> Result<Vec<Declared>> {
     let Some(rest) = card.trim_start_matches('\u{feff}').strip_prefix("---") else { return Ok(Vec::new()) };
     let Some(end) = rest.find("\n---") else { return Ok(Vec::new()) };
     let Some(front) = parse_yaml(&rest[..end]) else {
-        // A card that says nothing of its files may be as odd as it likes.
+        // A card without `configs:` may be malformed in any way.
         return if rest[..end].contains("\nconfigs:") {
             Err(Error::data("the front matter of its card (README.md) is not YAML that can be read")
                 .hint("name the files themselves: data.train_path: hf://datasets/owner/name/file"))
@@ -229,14 +229,14 @@ fn by_convention<'a>(paths: &[&'a str], config: Option<&str>, split: &str) -> Re
     Err(Error::data(format!("no split {split}")).hint(listed(&of_config)))
 }
 
-/// The files that a pattern or path names.
+/// The files that a pattern or path selects.
 fn matching<'a>(paths: &[&'a str], pattern: &str) -> Vec<&'a str> {
     let plain = pattern.strip_prefix("./").unwrap_or(pattern);
     if let Some(found) = paths.iter().find(|path| **path == plain) {
         return vec![found];
     }
     let pattern = glob::compile(plain).ok();
-    // A folder stands for all that is in it.
+    // The path of a folder selects all files in it.
     let is_match =
         |path: &&str| pattern.as_ref().is_some_and(|pattern| pattern.is_match(path)) || is_inside(path, plain);
     paths.iter().copied().filter(is_match).collect()
@@ -246,7 +246,7 @@ fn is_inside(path: &str, folder: &str) -> bool {
     folder.is_empty() || path.strip_prefix(folder.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// A file's format, as its index in the registry, in order of preference; none if it holds no rows.
+/// A file's format as its index in the registry, where a lower one is preferred; `None` if the file has no rows.
 fn form(path: &str) -> Option<usize> {
     let name = path.rsplit('/').next().unwrap_or(path);
     let hidden = path.split('/').any(|part| part.starts_with(['.', '_']));

@@ -11,7 +11,8 @@ use tunesmith_base::error::{Error, Result};
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// The digest of the file at `path`, of the same kind as `etag`; none if `etag` is neither.
+/// The digest of the file at `path`, of the kind that `etag` has; `None` if `etag` is neither a SHA-256 nor a git
+/// object name.
 pub(super) fn of_kind(etag: &str, path: &Path) -> Result<Option<String>> {
     if !etag.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Ok(None);

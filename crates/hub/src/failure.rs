@@ -1,4 +1,4 @@
-//! Failures of requests to the hub: which to retry, and what to tell the user.
+//! Failed requests to the hub: which of them to repeat, and what to tell the user.
 use std::time::Duration;
 
 use super::name::{Repo, RepoKind};
@@ -18,7 +18,7 @@ pub(super) enum Failure {
     Local(Error),
 }
 
-/// A description, and the underlying error, if any.
+/// The description of a failure, and the underlying error if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Cause {
     pub text: String,
@@ -51,9 +51,9 @@ pub(super) struct Refused {
     pub status: u16,
     /// The header `X-Error-Code`, such as `GatedRepo`.
     pub code: Option<String>,
-    /// The hub's explanation: `X-Error-Message`, or `error` of the JSON.
+    /// The hub's explanation: the header `X-Error-Message`, or the field `error` of the response.
     pub words: Option<String>,
-    /// How long it asks the client to wait.
+    /// How long the hub asks the client to wait, from `Retry-After`.
     pub retry_after: Option<Duration>,
 }
 
@@ -67,7 +67,7 @@ impl From<ureq::Error> for Failure {
     fn from(error: ureq::Error) -> Self {
         use ureq::Timeout;
         match error {
-            // Addresses of redirects are signed: they are left out.
+            // The address of a redirect is signed, so it must not get into a message.
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => Self::InvalidAnswer("an address that is none".into()),
             ureq::Error::BodyExceedsLimit(limit) => Self::InvalidAnswer(format!("more than {limit} bytes").into()),
             ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => {
@@ -200,7 +200,7 @@ impl Refused {
     }
 }
 
-/// How long to wait after `failure`, the `count`-th in a row; none to give up.
+/// How long to wait after the `count`-th failure in a row before the next attempt; `None` to give up.
 pub(super) fn pause(failure: &Failure, pace: &RetryPolicy, count: u32) -> Option<Duration> {
     if !failure.is_passing() || count >= pace.attempts {
         return None;

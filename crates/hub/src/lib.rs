@@ -1,4 +1,5 @@
-//! Models and data sets by name from the Hugging Face Hub, into the cache that every Hugging Face tool shares.
+//! Gets models and data sets from the Hugging Face Hub by name, into the cache that every Hugging Face tool shares; and
+//! uploads models.
 //!
 //! ```text
 //! settings (endpoint, cache, token, offline)  name (owner/name, hf://…)
@@ -67,7 +68,7 @@ pub trait DownloadProgress: Sync {
     fn advance(&self, by: u64);
     /// The download has ended, successfully or not.
     fn end(&self);
-    /// A message for the user.
+    /// Shows a message to the user.
     fn notice(&self, text: &str);
 }
 
@@ -87,7 +88,7 @@ impl DownloadProgress for NoProgress {
 pub enum Destination {
     /// The cache that every Hugging Face tool shares (`HF_HUB_CACHE`).
     Cache,
-    /// A folder of the user's, where files keep their names in the repository.
+    /// A folder of the user's. Files have the same paths there as in the repository.
     Folder(PathBuf),
 }
 
@@ -102,14 +103,14 @@ pub struct Pushed {
     pub sent: usize,
 }
 
-/// The hub, with this machine's settings.
+/// The entry point: the Hugging Face Hub with the settings of this machine.
 pub struct Hub<'a> {
     settings: HubSettings,
     progress: &'a dyn DownloadProgress,
 }
 
 impl<'a> Hub<'a> {
-    /// With explicit settings, for tests and other endpoints.
+    /// Uses explicit settings, for tests and other endpoints.
     pub fn new(settings: HubSettings, progress: &'a dyn DownloadProgress) -> Self {
         static WARNED: std::sync::Once = std::sync::Once::new();
         if let Some(token) = settings.token.as_ref().filter(|token| token.is_open) {
@@ -120,7 +121,7 @@ impl<'a> Hub<'a> {
         Self { settings, progress }
     }
 
-    /// With the settings of the environment.
+    /// Uses the settings of the environment.
     ///
     /// # Errors
     /// Those of [`HubSettings::from_env`].
@@ -128,11 +129,12 @@ impl<'a> Hub<'a> {
         Ok(Self::new(HubSettings::from_env()?, progress))
     }
 
-    /// The files of a data set, by the repository's names of `config` and `split` (by default `train`).
+    /// Downloads the files of a data set and returns their local paths. `config` and `split` (by default `train`) are
+    /// names that the repository defines.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: no such data set or part of it; the message lists the existing ones;
-    /// [`tunesmith_base::Kind::Io`]: no way to the hub.
+    /// [`tunesmith_base::Kind::Data`]: there is no such data set, or no such part of it; the message lists the existing
+    /// ones; [`tunesmith_base::Kind::Io`]: the hub cannot be reached.
     pub fn dataset(
         &self,
         name: &str,
@@ -143,7 +145,7 @@ impl<'a> Hub<'a> {
         Ok(self.dataset_at(name, config, split, revision, Destination::Cache)?.1)
     }
 
-    /// As [`Hub::dataset`], into `place`; with the snapshot that the files belong to.
+    /// As [`Hub::dataset`], but downloads to `place`, and also returns the snapshot that the files belong to.
     ///
     /// # Errors
     /// As [`Hub::dataset`].
@@ -164,8 +166,9 @@ impl<'a> Hub<'a> {
     /// message. A missing repository is created.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: no such name is possible, the hub is not to be used, or there is no token;
-    /// [`tunesmith_base::Kind::Model`]: the hub refuses; [`tunesmith_base::Kind::Io`]: no way to the hub, or a file that cannot be read.
+    /// [`tunesmith_base::Kind::Config`]: the name is not possible, the hub must not be used, or there is no token;
+    /// [`tunesmith_base::Kind::Model`]: the hub refuses; [`tunesmith_base::Kind::Io`]: the hub cannot be reached, or a
+    /// file cannot be read.
     pub fn push(&self, name: &str, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
         let repo = Repo::new(RepoKind::Model, name)?;
         if !name.contains('/') {
@@ -185,7 +188,7 @@ impl<'a> Hub<'a> {
     #[cfg(feature = "hub")]
     fn send(&self, repo: &Repo, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
         if files.is_empty() {
-            // Only whether it could be done.
+            // Without files, the call only checks whether the upload would be possible.
             return Ok(Pushed::default());
         }
         upload::Uploader::new(&self.settings, self.progress, repo).push(files, private, message)
@@ -229,12 +232,12 @@ fn dataset_files(
     Hub::from_env(progress)?.dataset(name, config, split, revision)
 }
 
-/// A folder that a configuration names, and its origin on the hub.
+/// A local folder with a model, and where on the hub it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelDir {
     /// A folder on this machine.
     pub dir: PathBuf,
-    /// The snapshot, if it is from the hub.
+    /// The commit that the files belong to; `None` for a folder of the user's.
     pub snapshot: Option<Snapshot>,
 }
 

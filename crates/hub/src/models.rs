@@ -1,4 +1,4 @@
-//! Which files of a model's or an adapter's repository are needed: never code, never pickles.
+//! Decides which files of a model's or an adapter's repository to download: never code, never pickles.
 use std::collections::BTreeSet;
 
 use super::checkout::{Checkout, Snapshot};
@@ -11,7 +11,8 @@ use tunesmith_config::{INSTEAD_OF_GGUF, is_gguf};
 /// The part of a model to download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Configuration, tokenizer and the index of the weights: enough to read data, and to know the model's tensors.
+    /// Configuration, tokenizer and the index of the weights. They are enough to read data and to know the model's
+    /// tensors.
     Description,
     /// Everything that loading needs, including the weights.
     Whole,
@@ -20,17 +21,18 @@ pub enum Part {
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Larger than the index of any real model.
+/// The largest weight index that is read, in bytes. Real ones are smaller.
 const INDEX_BYTES: u64 = 64 << 20;
 
 const ADAPTER_CONFIG: &str = "adapter_config.json";
 const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 
 impl Hub<'_> {
-    /// A model: `part` of its files.
+    /// Downloads `part` of the files of a model.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: no such repository, or it lacks a needed file; those of [`Hub::open`].
+    /// [`tunesmith_base::Kind::Model`]: there is no such repository, or it lacks a needed file; the errors of
+    /// [`Hub::open`].
     pub fn model(&self, name: &str, revision: Option<&str>, part: Part, place: Destination) -> Result<Snapshot> {
         let checkout = self.open(Repo::new(RepoKind::Model, name)?, revision, place)?;
         if !checkout.has(CONFIG) {
@@ -74,7 +76,7 @@ impl Hub<'_> {
         Ok(checkout.snapshot())
     }
 
-    /// An adapter in PEFT's format.
+    /// Downloads an adapter in PEFT's format.
     ///
     /// # Errors
     /// As [`Hub::model`].
@@ -91,7 +93,7 @@ impl Hub<'_> {
     }
 }
 
-/// The files that the index names.
+/// The weight files that the index names.
 fn shards(checkout: &Checkout<'_>) -> Result<Vec<String>> {
     let path = checkout.path(INDEX);
     let fail = |what: String| checkout.repo().error(format!("{}: {what}", path.display()));

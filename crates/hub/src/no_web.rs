@@ -1,21 +1,21 @@
-//! In place of `web.rs` in a build without the cargo feature `hub`: nothing is fetched.
+//! Replaces `web.rs` in a build without the cargo feature `hub`: nothing is fetched.
 use tunesmith_base::error::{Error, Result};
 
-/// Why a file was not fetched.
+/// Why a file was not fetched. Has the same fields as in a build with `hub`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebFailure {
-    /// The reason, for people.
+    /// The reason, for messages.
     pub text: String,
-    /// Whether it may be there another time.
+    /// Whether another attempt may succeed.
     pub is_passing: bool,
 }
 
-/// Never made.
+/// A client that cannot exist: [`WebClient::new`] always fails.
 #[derive(Debug)]
 pub enum WebClient {}
 
 impl WebClient {
-    /// Refuses.
+    /// Fails, because this build cannot fetch anything.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`], always.
@@ -23,10 +23,10 @@ impl WebClient {
         Err(Error::config("this tunesmith was built without the feature `hub`, which downloads"))
     }
 
-    /// Never called.
+    /// Never called, because there is no value of this type.
     ///
     /// # Errors
-    /// None.
+    /// Never.
     pub fn fetch(&self, _url: &str, _most: u64) -> Result<Vec<u8>, WebFailure> {
         match *self {}
     }

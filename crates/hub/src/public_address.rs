@@ -1,9 +1,9 @@
-//! Which addresses are of the public internet. Rows name hosts that nobody vouches for, so no request of theirs may reach this machine, its
-//! network, or the metadata service of a cloud.
+//! Decides whether an IP address belongs to the public internet. Rows of a data set name hosts that nobody vouches for,
+//! so no request for them may reach this machine, its network, or the metadata service of a cloud.
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Networks of IPv4 that are not of the public internet: the registry of special-purpose addresses (IANA, RFC 6890), and the service that
-/// Azure shows its virtual machines.
+/// IPv4 networks that are not part of the public internet: IANA's registry of special-purpose addresses (RFC 6890), and
+/// the address of the service that Azure offers its virtual machines.
 const CLOSED_V4: [(Ipv4Addr, u32); 17] = [
     (Ipv4Addr::UNSPECIFIED, 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
@@ -24,8 +24,8 @@ const CLOSED_V4: [(Ipv4Addr, u32); 17] = [
     (Ipv4Addr::new(224, 0, 0, 0), 3),
 ];
 
-/// Networks of IPv6 in `2000::/3`, the only part of it that is in public use, that are not public: those of protocols (with Teredo), of
-/// documents, and 6to4, which leads on to an address of IPv4.
+/// IPv6 networks in `2000::/3` that are not part of the public internet: protocol assignments (with Teredo),
+/// documentation, and 6to4, which leads on to an IPv4 address. Nothing outside of `2000::/3` is public.
 const CLOSED_V6: [(Ipv6Addr, u32); 4] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
@@ -33,7 +33,7 @@ const CLOSED_V6: [(Ipv6Addr, u32); 4] = [
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
 ];
 
-/// Whether an address is of the public internet.
+/// Whether an address belongs to the public internet.
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -50,7 +50,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !CLOSED_V4.into_iter().any(|(base, bits)| (base.to_bits() ^ address.to_bits()) >> (32 - bits) == 0)
 }
 
-/// The address of IPv4 that one of IPv6 stands for: mapped (`::ffff:0:0/96`), or through NAT64 (`64:ff9b::/96`).
+/// The IPv4 address that an IPv6 address stands for, if it is mapped (`::ffff:0:0/96`) or goes through NAT64
+/// (`64:ff9b::/96`); `None` for any other.
 fn behind(address: Ipv6Addr) -> Option<Ipv4Addr> {
     const MAPPED: u128 = Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0).to_bits();
     const NAT64: u128 = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0).to_bits();

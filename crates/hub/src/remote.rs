@@ -1,4 +1,4 @@
-//! Queries about a repository: the commit of a revision, its files, and the existing revisions.
+//! Asks the hub about a repository: the commit of a revision, its files, and the revisions that exist.
 use hf_hub::api::sync::ApiRepo;
 use serde::Deserialize;
 use ureq::http::header::LINK;
@@ -61,7 +61,7 @@ impl<'a> Remote<'a> {
     pub fn commit(&self, revision: &str) -> Result<String, Failure> {
         let api: ApiRepo = self.client.api(self.repo, revision)?;
         let info: Info = with_retries(self.settings, self.progress, || {
-            // Its own `info` wants the list of files too, and tells no status from another.
+            // hf-hub's own `info` also requires the list of files, and does not tell one error status from another.
             client::json(self.client.carry(api.info_request().query("expand", "sha"))?)
         })?;
         match info.sha {
@@ -78,7 +78,7 @@ impl<'a> Remote<'a> {
         let mut page = Some(self.api(&format!("tree/{commit}?recursive=true")));
         while let Some(url) = page {
             let (entries, next) = with_retries(self.settings, self.progress, || self.page(&url))?;
-            // An empty page counts too, so that this comes to an end.
+            // An empty page counts as one file, so that the loop ends.
             count += entries.len().max(1);
             if count > MAX_FILES {
                 let message = format!("{repo} has more than {MAX_FILES} files; that is taken for a mistake");

@@ -1,4 +1,4 @@
-//! The hub's address, the cache, and the token, from the variables that every Hugging Face tool reads.
+//! Reads the hub's address, the cache folder and the token from the variables that every Hugging Face tool uses.
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tunesmith_base::error::{Error, Result};
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubToken {
     secret: String,
-    /// Whether other users can read its file.
+    /// Whether users other than its owner can read the token's file.
     pub is_open: bool,
     /// The variable or file in which it was found.
     pub source: String,
@@ -51,7 +51,7 @@ pub struct RetryPolicy {
     pub attempts: u32,
     /// The pause after the first failure; it doubles each time.
     pub first_pause: Duration,
-    /// The longest pause, including those that the hub requests.
+    /// The longest pause, including those that the hub asks for.
     pub longest_pause: Duration,
     /// How long to wait for a silent connection.
     pub silence: Duration,

@@ -22,7 +22,7 @@ pub(super) struct Listed {
     pub size: u64,
 }
 
-/// Larger than the list of any repository that is accepted.
+/// The largest stored file list that is read, in bytes. Lists of accepted repositories are smaller.
 const LISTING_BYTES: u64 = 64 << 20;
 
 /// A repository's folder in the cache.
@@ -51,13 +51,13 @@ impl Store {
         Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// The files of a commit, if its list is known; else those in the cache.
+    /// The files of a commit: the stored list, or else those that the cache has.
     pub fn read_listing(&self, commit: &str) -> Option<Vec<Listed>> {
         let file = files::open_own(&self.listing(commit)).ok()?;
         let mut bytes = Vec::new();
         file.take(LISTING_BYTES).read_to_end(&mut bytes).ok()?;
         let pairs: Vec<(String, u64)> = serde_json::from_slice(&bytes).ok()?;
-        // The cache may be shared; what others wrote is believed no more than what the hub says.
+        // The cache may be shared, so a path from it must be as safe as one from the hub.
         let listed = pairs.into_iter().map(|(path, size)| is_safe_path(&path).then_some(Listed { path, size }));
         listed.collect()
     }
@@ -109,7 +109,7 @@ impl Store {
         make_parent(&pointer)?;
         let up = "../".repeat(2 + path.split('/').count() - 1);
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
-        // Beside the pointer and then over it, so that nobody finds it missing.
+        // Made under another name and then renamed over the old link, so that the link never is missing.
         let fresh = pointer.with_file_name(format!(".{etag}.link"));
         let _ = fs::remove_file(&fresh); // of a process that was killed
         std::os::unix::fs::symlink(&target, &fresh)

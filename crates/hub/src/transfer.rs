@@ -1,5 +1,5 @@
-//! Downloads one file. hf-hub restarts an interrupted download and checks nothing. Here a download continues where it
-//! stopped, even in a later run, and the file is kept only if it has the announced hash.
+//! Downloads one file. hf-hub restarts an interrupted download and does not check the result. Here a download continues
+//! where it stopped, even in a later run, and a file is kept only if it has the hash that the hub announced.
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::files::disk::RealDisk;
 
-/// This number of new bytes shows that the connection works.
+/// A connection that has delivered this many new bytes works, so the count of failed attempts starts again.
 const PROGRESS: u64 = 1 << 20;
 /// Bytes read at once.
 const CHUNK: usize = 128 << 10;
@@ -34,7 +34,7 @@ pub(super) struct Downloader<'a> {
     api: ApiRepo,
 }
 
-/// The hub's metadata of a file.
+/// What the hub says about a file before it is downloaded.
 struct Announced {
     etag: String,
     size: u64,
@@ -118,7 +118,7 @@ impl<'a> Downloader<'a> {
                 partial.lock().map_err(|source| io("lock", &source))?;
             }
             if !files::is_at(&partial, incomplete) {
-                // The other process has finished it.
+                // The other process has finished the download.
                 if done.exists() && is_intact(etag, done)? {
                     arrived(*size);
                     return Ok(());
@@ -166,7 +166,8 @@ impl<'a> Downloader<'a> {
         let ask = |url: &str| self.client.send(self.client.signed(HubRequest::new(Method::HEAD, url).staying()));
         let mut url = self.url(&file.path);
         let mut answer = ask(&url)?;
-        // A renamed repository is a redirect on the same host; one to where large files lie has all that is asked here.
+        // A renamed repository redirects on the same host, which is followed. A redirect to large-file storage is not:
+        // its response has all that is needed here.
         for followed in 0.. {
             let Some(next) = relative_redirect(&answer).and_then(|next| joined(&url, next)) else { break };
             check_redirects(followed)?;

@@ -1,5 +1,5 @@
-//! Uploads a folder's files to a repository in one commit. `preupload` tells which files need large-file storage,
-//! `info/lfs/objects/batch` where to upload each of them, in one piece or in parts, and a commit names all files.
+//! Uploads the files of a folder to a repository, in one commit. `preupload` says which files need large-file storage,
+//! `info/lfs/objects/batch` where to upload each of them, in one piece or in parts, and the commit names all files.
 //!
 //! Large files are read while they are sent. A file that the hub already has is not sent again.
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
 use tunesmith_base::words::count;
 
-/// Bytes of a file's beginning from which the hub detects its type.
+/// How many bytes from the start of a file the hub wants, to detect its type.
 const SAMPLE: usize = 512;
 /// The most bytes of one part, which is held in memory while a file is sent in parts.
 const MAX_PART: u64 = 1 << 30;
@@ -58,7 +58,7 @@ struct BatchAnswer {
 #[derive(Deserialize)]
 struct Object {
     oid: String,
-    /// None if the hub already has the file.
+    /// `None` if the hub already has the file.
     actions: Option<Actions>,
     error: Option<ObjectError>,
 }
@@ -145,8 +145,8 @@ impl<'a> Uploader<'a> {
         self.again(|| {
             let ask = self.post(format!("{}/api/repos/create", self.client.endpoint())).with(CONTENT_TYPE, JSON);
             match self.answer(ask.bytes(body.as_bytes())) {
-                // It is there; and a token for this one repository may not make any: whether it may write comes out
-                // with the next request.
+                // 409: the repository exists. 403: a token for this one repository may not create any. The next request
+                // shows whether the token may write to it.
                 Ok(_) | Err(Failure::Status(Refused { status: 403 | 409, .. })) => Ok(()),
                 Err(failure) => Err(failure),
             }

@@ -1,8 +1,9 @@
-//! Fetches files of addresses that rows name, from public hosts only.
+//! Fetches files from web addresses that rows name, from public hosts only.
 //!
-//! Whoever wrote the rows chose the address, so nothing about it is believed: the addresses of its host are checked where the connection is
-//! made, for each redirect again ([`super::public_address`]); no credentials and no cookies are sent; and what is read is limited, whatever
-//! the answer claims. Proxies are not used, as they would look a host's address up themselves, unchecked.
+//! Whoever wrote the rows chose the address, so nothing about it is trusted. The IP addresses of its host are checked
+//! where the connection is made, and again for each redirect ([`super::public_address`]). No credentials and no cookies
+//! are sent. The size of what is read is limited, whatever the response claims. Proxies are not used, because they
+//! would resolve the host by themselves, unchecked.
 use std::fmt;
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -23,30 +24,31 @@ use super::public_address::is_public;
 use super::settings::RetryPolicy;
 use tunesmith_base::error::Result;
 
-/// The time limit for the whole of a file.
+/// The time limit of one request, including its response. A redirect starts a new request.
 const WHOLE: Duration = Duration::from_secs(300);
-/// How often a file is asked for, and how long a silent host is waited for.
+/// How many attempts a file gets, with which pauses, and how long to wait for a silent host.
 const PACE: RetryPolicy = RetryPolicy {
     attempts: 3,
     first_pause: Duration::from_secs(1),
     longest_pause: Duration::from_secs(60),
     silence: Duration::from_secs(30),
 };
-/// The time limit for a connection.
+/// The time limit for resolving a host, and again for connecting to it.
 const CONNECT: Duration = Duration::from_secs(10);
-/// A host and port that may be reached though it is not public, such as `127.0.0.1:8000`: for tests.
+/// The variable with a host and port that may be reached although it is not public, such as `127.0.0.1:8000`. For
+/// tests.
 const TEST_HOST: &str = "TUNESMITH_TEST_IMAGE_HOST";
 
-/// Why a file was not fetched. The text has no address, as its query may hold a secret.
+/// Why a file was not fetched. The text does not have the address, because its query may hold a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebFailure {
-    /// The reason, for people.
+    /// The reason, for messages.
     pub text: String,
-    /// Whether it may be there another time.
+    /// Whether another attempt may succeed later.
     pub is_passing: bool,
 }
 
-/// The client for files of addresses that rows name. Many threads use one.
+/// A client for files at web addresses that rows name. One client serves all threads.
 #[derive(Debug)]
 pub struct WebClient {
     agent: Agent,
@@ -54,7 +56,7 @@ pub struct WebClient {
 }
 
 impl WebClient {
-    /// With the certificates of the environment.
+    /// Makes a client with the certificates of the environment.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: `SSL_CERT_FILE` or `SSL_CERT_DIR` names no certificate.
@@ -80,10 +82,11 @@ impl WebClient {
         Ok(Self { agent: Agent::with_parts(config.build(), DefaultConnector::default(), resolver), pace })
     }
 
-    /// The bytes of a file, at most `most`. Asks again, after pauses, where that may help.
+    /// Fetches a file of at most `most` bytes. Repeats the request, after pauses, where that may help.
     ///
     /// # Errors
-    /// It cannot be fetched; of this machine's own failures nothing comes here.
+    /// The file cannot be fetched, or is larger than `most`. No failure of this machine, such as a full disk, occurs
+    /// here.
     pub fn fetch(&self, url: &str, most: u64) -> Result<Vec<u8>, WebFailure> {
         let mut count = 0;
         loop {
@@ -147,8 +150,8 @@ fn text(failure: Failure) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }
 
-/// Looks hosts up, and gives only public addresses to connect to. A name that is looked up twice cannot lead elsewhere the second time, as
-/// the connection is made to an address that was checked.
+/// Resolves hosts, and keeps only their public addresses. The connection is made to an address that was checked here,
+/// so a second lookup with another answer cannot redirect it.
 #[derive(Debug)]
 struct PublicHosts {
     allowed: Option<SocketAddr>,

@@ -1,8 +1,8 @@
-//! Images that are cut at their own shape (LLaVA-OneVision).
+//! Chooses the grid of tiles for a picture whose shape decides how it is cut (`AnyRes`, as in LLaVA-OneVision).
 use tunesmith_base::error::{Error, Result};
 
-/// The grid, `[height, width]`, in which a picture of this size keeps the most pixels, and of these the one with the least margin:
-/// `select_best_resolution` of `transformers.image_processing_utils`.
+/// The grid, `[height, width]` in pixels, in which the picture keeps the most pixels; among equal ones, that with the
+/// smallest margin. As `select_best_resolution` of `transformers.image_processing_utils`.
 pub fn best_grid(width: u32, height: u32, grids: &[[u32; 2]]) -> Result<[u32; 2]> {
     let (wide, high) = (f64::from(width), f64::from(height));
     let own = u64::from(width) * u64::from(height);
@@ -21,7 +21,8 @@ pub fn best_grid(width: u32, height: u32, grids: &[[u32; 2]]) -> Result<[u32; 2]
     })
 }
 
-/// Width and height of a picture within a grid: `get_patch_output_size` of `transformers.image_processing_utils`.
+/// Width and height of a picture that is scaled to fit into a grid. As `get_patch_output_size` of
+/// `transformers.image_processing_utils`.
 pub fn within_grid(width: u32, height: u32, [down, across]: [u32; 2]) -> (u32, u32) {
     let scales = [f64::from(across) / f64::from(width), f64::from(down) / f64::from(height)];
     let up = |side: u32, scale: f64| (f64::from(side) * scale).ceil() as u32;

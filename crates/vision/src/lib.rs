@@ -1,4 +1,4 @@
-//! Decodes and preprocesses images, bit for bit as the image processors of Transformers do.
+//! Decodes and preprocesses images for vision encoders, bit for bit as the image processors of Transformers do.
 //!
 //! ```text
 //! bytes of a file -> Picture (picture) -> Processor (resize, crop, normalize, cut) -> Pixels
@@ -14,18 +14,18 @@ pub use picture::{MAX_BYTES, MAX_PIXELS, is_picture};
 pub use processor::{Layout, Processor};
 pub use resize::resize;
 
-/// A decoded picture: 8-bit RGB, row by row.
+/// A decoded picture: 8-bit RGB, row after row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
-    /// Columns of pixels.
+    /// Width in pixels.
     pub width: u32,
-    /// Rows of pixels.
+    /// Height in pixels.
     pub height: u32,
     /// Red, green and blue of each pixel, `[height, width, 3]`.
     pub rgb: Vec<u8>,
 }
 
-/// A tile of a picture as an encoder sees it, in patches.
+/// The size of a tile, a part of a picture that the encoder reads as one image, in patches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tile {
     /// Rows of patches.
@@ -34,17 +34,18 @@ pub struct Tile {
     pub columns: usize,
 }
 
-/// What an encoder reads of one picture: normalised values cut into patches.
+/// The encoder's input for one picture: normalized pixel values, cut into patches.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pixels {
-    /// `[patches, channels * temporal * patch * patch]`: tile after tile; within a tile row by row. A patch's numbers are in the
-    /// order of the patch embedding's weight: channel, (frame,) row, column.
+    /// `[patches, channels * temporal * patch * patch]`: tile after tile, and in a tile row after row. The numbers of a
+    /// patch have the order of the patch embedding's weight: channel, (frame,) row, column.
     pub patches: Vec<f32>,
-    /// Rows and columns of patches of each tile, in the order of `patches`.
+    /// The size of each tile, in the order of `patches`.
     pub tiles: Vec<Tile>,
-    /// How the tiles but the first become lines of rows, where the picture was cut at its own shape.
+    /// How all tiles but the first are put together to lines of rows for the decoder, if the picture is cut into a grid
+    /// that fits its shape (`AnyRes`).
     pub joined: Option<Joined>,
-    /// Whether it is for a model's second encoder, whose patches are pixels.
+    /// Whether the pixels are for the model's second encoder, for which every pixel is a patch.
     pub world: bool,
 }
 

@@ -1,4 +1,4 @@
-//! From the bytes of a file to pixels. What a file claims of its size is checked before anything is allocated by it.
+//! Decodes image files to pixels. The size that a file claims is checked before memory is allocated for it.
 use std::borrow::Cow;
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,10 +23,10 @@ use crate::resize::resize;
 pub const MAX_PIXELS: u64 = 89_478_485;
 /// The most bytes that a decoder may allocate at a time: four channels of 16 bits.
 const MAX_ALLOC: u64 = MAX_PIXELS * 8;
-/// The most bytes of a picture's file.
+/// The largest image file that is read, in bytes.
 pub const MAX_BYTES: u64 = 256 << 20;
 
-/// Whether bytes begin as a file does that [`Picture::decode`] reads.
+/// Whether bytes begin like a file that [`Picture::decode`] can read.
 pub fn is_picture(bytes: &[u8]) -> bool {
     const HEADS: [&[u8]; 6] = [b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*"];
     let webp = bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP");
@@ -52,7 +52,7 @@ impl Picture {
         })
     }
 
-    /// A PNG file of the picture, made so small that no side is longer than `side`.
+    /// A PNG file of the picture, scaled down so that no side is longer than `side` pixels.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: the encoder fails.
@@ -71,10 +71,10 @@ impl Picture {
         Ok(png)
     }
 
-    /// Width and height of a file's picture as [`Self::decode`] gives it, from its header.
+    /// The width and height that [`Self::decode`] would return, read from the header of a file alone.
     ///
     /// # Errors
-    /// As [`Self::decode`], but for damage between the header and the end.
+    /// As [`Self::decode`], except that damage between the header and the end is not noticed.
     pub fn size(bytes: &[u8]) -> Result<(u32, u32)> {
         if is_cut_off(bytes) {
             return Err(Error::data("the image is cut off"));
@@ -94,7 +94,7 @@ impl Picture {
     }
 }
 
-/// Runs a decoder; a panic of it becomes an error.
+/// Runs a decoder, and turns a panic into an error.
 fn isolated<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Error::data("the image's decoder failed")))
 }
@@ -103,10 +103,10 @@ fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::data("the image cannot be read").caused_by(error)
 }
 
-/// Whether a JPEG, PNG or WebP file lacks its end, which shows without decoding it.
+/// Whether a JPEG, PNG or WebP file ends too early, judged without decoding it.
 fn is_cut_off(bytes: &[u8]) -> bool {
     if is_jpeg(bytes) {
-        // In the data of a scan, a byte 0xff is never followed by that of a marker: the last mark of an end has no scan behind it.
+        // In a scan, a byte 0xff is never followed by a marker's byte. So after the last end marker no scan may begin.
         let end = bytes.windows(2).rposition(|pair| pair == [0xff, 0xd9]);
         return bytes[end.unwrap_or(0)..].windows(2).any(|pair| pair == [0xff, 0xda]);
     }
@@ -117,7 +117,7 @@ fn is_cut_off(bytes: &[u8]) -> bool {
     if !bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
         return false;
     }
-    // Chunks: a length, a name, so many bytes, and a checksum.
+    // A chunk has a length, a name, as many bytes, and a checksum.
     let mut at = 8;
     while let (Some(length), Some(name)) = (number(at), bytes.get(at + 4..at + 8)) {
         at = at.saturating_add(12).saturating_add(u32::from_be_bytes(length) as usize);
@@ -143,7 +143,7 @@ const fn is_jpeg(bytes: &[u8]) -> bool {
     matches!(bytes, [0xff, 0xd8, 0xff, ..])
 }
 
-/// Whether width and height change places.
+/// Whether an orientation swaps width and height.
 const fn turns(orientation: Orientation) -> bool {
     use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
     matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
@@ -202,7 +202,7 @@ fn other(bytes: &[u8]) -> Result<(DynamicImage, Orientation)> {
     Ok((DynamicImage::from_decoder(decoder).map_err(unreadable)?, orientation))
 }
 
-/// The picture without transparency: on white, by Pillow's `alpha_composite`.
+/// Puts a picture with transparency on white, as Pillow's `alpha_composite` does.
 fn on_white(picture: DynamicImage) -> RgbImage {
     let alpha = matches!(picture.color(), ColorType::La8 | ColorType::La16 | ColorType::Rgba8 | ColorType::Rgba16);
     if !alpha && picture.color() != ColorType::Rgba32F {

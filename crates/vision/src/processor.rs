@@ -1,4 +1,5 @@
-//! An image as a checkpoint's image processor hands it to the encoder.
+//! Prepares a picture as the image processor of a checkpoint does: resizes, crops, normalizes and cuts it into the
+//! patches that the encoder reads.
 use std::borrow::Cow;
 
 use tunesmith_base::error::{Error, Result};
@@ -8,33 +9,35 @@ use crate::any_res::{best_grid, within_grid};
 use crate::resize::resize;
 use crate::{Picture, Pixels, Tile};
 
-/// The most tiles of a picture that is cut at its own shape.
+/// The most tiles of a picture that is cut by [`Size::AnyRes`].
 const MOST_TILES: usize = 4096;
 
-/// The longest side that Idefics 3 and `SmolVLM` make a picture.
+/// The longest side in pixels to which Idefics 3 and `SmolVLM` resize a picture.
 const LONGEST: u32 = 4096;
 
-/// Prepares pictures for one encoder.
+/// Prepares pictures for one encoder, by the settings of its checkpoint.
 #[derive(Debug, Clone)]
 pub struct Processor {
     processing: Processing,
     patch: u32,
-    /// The most tiles of a picture before its patches are made smaller ([`Size::AnyRes`]).
+    /// The most tiles whose rows for the decoder are all kept; with more, the rows are scaled down ([`Size::AnyRes`]).
     most_tiles: usize,
 }
 
-/// How a picture is cut, which its size alone decides.
+/// How a picture is resized and cut. It depends only on the picture's size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// The tiles in the order of their rows in the decoder.
+    /// The tiles, in the order of their rows in the decoder's input.
     pub tiles: Vec<Tile>,
-    /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them.
+    /// How many rows and columns of tiles the picture is cut into; `None` if it is not cut. The whole picture is one
+    /// more tile: the first one with [`Size::AnyRes`], the last one otherwise.
     pub split: Option<(usize, usize)>,
-    /// How the tiles but the first become lines of rows, where the picture is cut at its own shape.
+    /// How all tiles but the first are put together to lines of rows for the decoder ([`Size::AnyRes`]); `None`
+    /// otherwise.
     pub joined: Option<Joined>,
-    /// Sizes that the picture gets one after another, `(width, height)`.
+    /// The sizes `(width, height)` to which the picture is resized, one after the other.
     steps: Vec<(u32, u32)>,
-    /// Parts of the picture that follow it as tiles of their own.
+    /// Parts of the picture that follow it as further tiles (`pan_and_scan`).
     crops: Vec<Crop>,
 }
 
@@ -48,27 +51,29 @@ struct Crop {
 }
 
 impl Processor {
-    /// For an encoder with square patches of so many pixels a side.
+    /// Makes a processor for an encoder with square patches of `patch` pixels a side.
     pub const fn new(processing: Processing, patch: usize) -> Self {
         Self { processing, patch: patch as u32, most_tiles: usize::MAX }
     }
 
-    /// With so many tiles at most before the patches of a picture are made smaller ([`Size::AnyRes`]).
+    /// Sets up to how many tiles a picture keeps all its rows for the decoder. With more, its rows are scaled down
+    /// ([`Size::AnyRes`]).
     #[must_use]
     pub const fn with_most_tiles(mut self, most_tiles: usize) -> Self {
         self.most_tiles = most_tiles;
         self
     }
 
-    /// Whether a picture is cut only where no other is in its row.
+    /// Whether a picture is cut into tiles only if it is the only one in its row ([`Size::AnyRes`]).
     pub const fn cuts_alone(&self) -> bool {
         matches!(self.processing.size, Size::AnyRes { .. })
     }
 
-    /// How a picture of this size is cut; `several` if others are in its row.
+    /// Computes how a picture of this size is resized and cut. `several` says that its row shows other pictures too.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: what is left of it is smaller than a patch; or on the way there it has too many pixels.
+    /// [`tunesmith_base::Kind::Data`]: the resized picture is smaller than a patch, or an intermediate size has too
+    /// many pixels.
     pub fn layout(&self, width: u32, height: u32, several: bool) -> Result<Layout> {
         if let Size::AnyRes { tile } = self.processing.size
             && !several
@@ -130,7 +135,7 @@ impl Processor {
         let (width, height) = steps.last().copied().unwrap_or((width, height));
         let (width, height) = match self.processing.crop {
             Some([high, wide]) => {
-                // What is kept may lie outside of the picture, which is then made larger.
+                // The crop may reach beyond the picture, which is then padded to its size.
                 bounded((width.max(wide), height.max(high)))?;
                 (wide, high)
             }
@@ -154,7 +159,7 @@ impl Processor {
         Ok(Layout { tiles, split, joined: None, steps, crops })
     }
 
-    /// Refuses patches of another side than the encoder's.
+    /// Checks that the preprocessor's settings and the encoder have the same patch size.
     fn check_patch(&self, patch: u32) -> Result<()> {
         if patch == self.patch {
             return Ok(());
@@ -164,7 +169,7 @@ impl Processor {
             .hint("both files must belong to one model"))
     }
 
-    /// A picture as a whole, and then its tiles of so many pixels a side.
+    /// Cuts a picture by [`Size::AnyRes`]: the whole picture as one tile, and then tiles of `tile` pixels a side.
     fn any_res(&self, width: u32, height: u32, tile: u32) -> Result<Layout> {
         let grid @ [down, across] = best_grid(width, height, &self.processing.grids)?;
         let side = (tile / self.patch) as usize;
@@ -204,7 +209,7 @@ impl Processor {
         Pixels { patches, tiles: layout.tiles, joined: layout.joined, world: false }
     }
 
-    /// What the encoder reads of a picture; `several` if others are in its row.
+    /// Makes the encoder's input for a picture. `several` says that its row shows other pictures too.
     ///
     /// # Errors
     /// As [`Self::layout`].
@@ -236,7 +241,8 @@ impl Processor {
             for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
                 self.unfold(&current, (column as u32 * wide, row as u32 * tall), layout.tiles[0], &mut patches);
             }
-            // The whole is made of the picture itself, or of what was cut.
+            // The last tile, the whole picture: with [`Size::Canvas`] it is resized from the original, otherwise from
+            // the picture that was cut.
             let is_canvas = matches!(self.processing.size, Size::Canvas { .. });
             let whole = if is_canvas { picture } else { &*current };
             current = Cow::Owned(resize(whole, wide, tall, resample, backend).into_owned());
@@ -277,7 +283,8 @@ impl Processor {
         }
     }
 
-    /// What becomes of each byte of each channel: as torchvision's `normalize` where mean and deviation hold the factor too.
+    /// The normalized value of each byte in each channel. If mean and deviation are scaled to bytes first, the rounding
+    /// is that of torchvision's `normalize`.
     fn tables(&self) -> [[f32; 256]; 3] {
         let Processing { rescale, normalize, .. } = &self.processing;
         let value = |channel: usize, byte: usize| {
@@ -296,7 +303,7 @@ impl Processor {
     }
 }
 
-/// Refuses a size with too many pixels.
+/// Checks that a size has at most as many pixels as a picture may have.
 fn bounded((width, height): (u32, u32)) -> Result<()> {
     if u64::from(width) * u64::from(height) > crate::MAX_PIXELS {
         return Err(Error::data(format!("the image would be made {width} x {height} pixels large"))
@@ -305,7 +312,7 @@ fn bounded((width, height): (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// The most that a side may be longer than the other where the number of pixels decides.
+/// The largest ratio of the longer to the shorter side, if the number of pixels decides the size.
 const MOST_APART: u32 = 200;
 
 /// The size with sides of multiples of `factor` and a number of pixels within these bounds: `smart_resize` of
@@ -346,8 +353,9 @@ fn smaller(width: u32, height: u32, [tall, wide]: [u32; 2], unit: u32) -> (u32, 
     (of(width), of(height))
 }
 
-/// The largest size with sides of multiples of a patch, each at most a patch longer than in proportion, and so many patches:
-/// `get_image_size_for_max_num_patches` of `transformers.models.siglip2.image_processing_siglip2`.
+/// The largest size whose sides are multiples of `patch`, with at most `most` patches. Each side is at most a patch
+/// longer than the picture's proportions. As `get_image_size_for_max_num_patches` of
+/// `transformers.models.siglip2.image_processing_siglip2`.
 fn most_patches(width: u32, height: u32, patch: u32, most: u32) -> (u32, u32) {
     const NEAR: f64 = 1e-5;
     let scaled = |scale: f64| {
@@ -370,8 +378,9 @@ fn most_patches(width: u32, height: u32, patch: u32, most: u32) -> (u32, u32) {
     (width as u32, height as u32)
 }
 
-/// The largest size about in proportion with sides of multiples of `merge` patches, and so many squares of them:
-/// `get_aspect_ratio_preserving_size` of `transformers.models.gemma4.image_processing_gemma4`.
+/// The largest size that nearly keeps the proportions, whose sides are multiples of `merge` patches, with at most
+/// `most` squares of `merge` x `merge` patches. As `get_aspect_ratio_preserving_size` of
+/// `transformers.models.gemma4.image_processing_gemma4`.
 fn most_rows(width: u32, height: u32, patch: u32, merge: u32, most: u32) -> Result<(u32, u32)> {
     let unit = u64::from(patch) * u64::from(merge);
     let pixels = u64::from(most) * unit * unit;
@@ -394,9 +403,9 @@ fn most_rows(width: u32, height: u32, patch: u32, merge: u32, most: u32) -> Resu
     Ok(((wide * unit) as u32, (high * unit) as u32))
 }
 
-/// Columns and rows of the grid of tiles whose shape is nearest to the picture's: `get_optimal_tiled_canvas` of
-/// `transformers.models.got_ocr2.image_processing_got_ocr2`. Of grids that are as near, one with more tiles is taken as long as these
-/// have less than twice the picture's pixels.
+/// Columns and rows of the grid of tiles whose shape is nearest to the picture's. Among equally near grids, one with
+/// more tiles is taken as long as its tiles have less than twice the picture's pixels. As `get_optimal_tiled_canvas` of
+/// `transformers.models.got_ocr2.image_processing_got_ocr2`.
 fn canvas((width, height): (u32, u32), [tall, wide]: [u32; 2], [least, most]: [u32; 2]) -> (u32, u32) {
     let mut grids: Vec<(u32, u32)> = (1..=most)
         .flat_map(|columns| (1..=most).map(move |rows| (columns, rows)))
@@ -418,8 +427,8 @@ fn canvas((width, height): (u32, u32), [tall, wide]: [u32; 2], [least, most]: [u
     best
 }
 
-/// The crops of a picture of this size, `pan_and_scan` of `transformers.models.gemma3.image_processing_gemma3`; none if it is not
-/// oblong, or too small.
+/// The crops of a picture of this size, as `pan_and_scan` of `transformers.models.gemma3.image_processing_gemma3`.
+/// There are none if the picture is not oblong enough, or too small.
 fn crops((width, height): (u32, u32), rule: &PanAndScan) -> Result<Vec<Crop>> {
     let (long, short) = (width.max(height), width.min(height));
     let ratio = f64::from(long) / f64::from(short);
@@ -432,7 +441,7 @@ fn crops((width, height): (u32, u32), rule: &PanAndScan) -> Result<Vec<Crop>> {
     if side.min(short) < rule.min_crop_size {
         return Ok(Vec::new());
     }
-    // The last one ends with the picture.
+    // The last crop ends where the picture ends.
     let crop = |at: u32| match long.checked_sub(at * side).filter(|rest| *rest > 0) {
         Some(rest) if width >= height => Ok(Crop { x: at * side, y: 0, width: side.min(rest), height }),
         Some(rest) => Ok(Crop { x: 0, y: at * side, width, height: side.min(rest) }),
@@ -442,7 +451,7 @@ fn crops((width, height): (u32, u32), rule: &PanAndScan) -> Result<Vec<Crop>> {
     (0..count).map(crop).collect()
 }
 
-/// A part of a picture.
+/// Cuts a part out of a picture.
 fn cropped(picture: &Picture, Crop { x, y, width, height }: Crop) -> Picture {
     let line = |row: u32| {
         let start = (row as usize * picture.width as usize + x as usize) * 3;
@@ -465,7 +474,7 @@ fn scaled(width: u32, height: u32, longest: u32) -> (u32, u32) {
     }
 }
 
-/// The size with no side above [`LONGEST`].
+/// The size scaled down so that no side is longer than [`LONGEST`].
 fn below((width, height): (u32, u32)) -> (u32, u32) {
     let aspect = f64::from(width) / f64::from(height);
     if width >= height && width > LONGEST {
@@ -477,7 +486,7 @@ fn below((width, height): (u32, u32)) -> (u32, u32) {
     }
 }
 
-/// The size with sides that are multiples of a tile's.
+/// The size with its sides rounded up to multiples of `tile`.
 fn multiples((width, height): (u32, u32), tile: u32) -> (u32, u32) {
     let aspect = f64::from(width) / f64::from(height);
     let up = |side: u32| side.div_ceil(tile) * tile;
@@ -490,13 +499,13 @@ fn multiples((width, height): (u32, u32), tile: u32) -> (u32, u32) {
     }
 }
 
-/// The picture in the middle of a square of one color.
+/// The picture in the middle of a square with the longer side, filled with one color.
 fn squared(picture: &Picture, color: [u8; 3]) -> Picture {
     let side = picture.width.max(picture.height);
     placed(picture, (side, side), ((side - picture.width) / 2, (side - picture.height) / 2), color)
 }
 
-/// The middle of a picture, on black where it is smaller.
+/// The middle of a picture. Where the picture is smaller, the rest is black.
 fn centre(picture: &Picture, width: u32, height: u32) -> Picture {
     let large = (picture.width.max(width), picture.height.max(height));
     let margin = (width.saturating_sub(picture.width) / 2, height.saturating_sub(picture.height) / 2);
@@ -513,7 +522,7 @@ fn centre(picture: &Picture, width: u32, height: u32) -> Picture {
     Picture { width, height, rgb: (0..height).flat_map(line).copied().collect() }
 }
 
-/// The picture at `(x, y)` of a larger one of one color.
+/// A picture of this size, filled with one color, with `picture` at `(x, y)`.
 fn placed(picture: &Picture, (width, height): (u32, u32), (x, y): (u32, u32), color: [u8; 3]) -> Picture {
     let mut rgb = color.repeat(width as usize * height as usize);
     let line = picture.width as usize * 3;

@@ -8,11 +8,11 @@ use std::borrow::Cow;
 use crate::Picture;
 pub use tunesmith_config::vision::{Backend, Resample};
 
-/// The weights of one direction.
+/// The weights by which the pixels of one direction are resampled.
 struct Weights {
-    /// For each output: its first input, and where its weights begin and end.
+    /// For each output pixel: its first input pixel, and where its weights begin and end in `values`.
     spans: Vec<(usize, usize, usize)>,
-    /// Whole numbers, `2^bits` for 1.
+    /// The weights as integers, where `2^bits` stands for 1.
     values: Vec<i32>,
     bits: u32,
 }
@@ -27,7 +27,7 @@ const fn support(filter: Resample) -> f64 {
 }
 
 fn value(filter: Resample, x: f64) -> f64 {
-    /// The parameter of the cubic: -0.5 in both.
+    /// The parameter `a` of the bicubic filter, the same in Pillow and PyTorch.
     const A: f64 = -0.5;
     let sinc = |x: f64| {
         let x = x * std::f64::consts::PI;
@@ -86,7 +86,7 @@ impl Weights {
     }
 }
 
-/// The picture in another size. A picture that has it already is returned as it is.
+/// Resizes a picture. If it has this size already, it is returned unchanged.
 pub fn resize(picture: &Picture, width: u32, height: u32, filter: Resample, backend: Backend) -> Cow<'_, Picture> {
     if (width, height) == (picture.width, picture.height) {
         return Cow::Borrowed(picture);
@@ -100,7 +100,7 @@ pub fn resize(picture: &Picture, width: u32, height: u32, filter: Resample, back
     Cow::Owned(if vertical_first { across(&down(picture)) } else { down(&across(picture)) })
 }
 
-/// Whether Pillow 13 begins vertically.
+/// Whether Pillow 13 resamples the vertical direction first.
 fn vertical_first(picture: &Picture, width: u32, height: u32) -> bool {
     let lower = i64::from(picture.height) - i64::from(height);
     height < picture.height && lower > 2 * (i64::from(picture.width) - i64::from(width))
@@ -114,7 +114,7 @@ fn nearest(picture: &Picture, width: u32, height: u32, backend: Backend) -> Pict
                 let scale = from as f32 / to as f32;
                 (0..to).map(|output| place(f64::from((output as f32 + 0.5) * scale))).collect()
             }
-            // Pillow adds the step again and again.
+            // Pillow adds the step repeatedly, which rounds differently from a multiplication.
             Backend::Pil => {
                 let step = f64::from(from) / f64::from(to);
                 let next = |at: &f64| Some(at + step);
