@@ -38,19 +38,22 @@ pub struct AdapterConfig {
     pub token_rows: TokenRows,
     /// The base model's name or folder.
     pub base_model_name_or_path: Option<String>,
-    /// Whether it has a classification head: PEFT's task type `SEQ_CLS`.
+    /// Whether the adapter has a classification head: PEFT's task type `SEQ_CLS`.
     pub scores: bool,
-    /// Whether it fully trains the matrix that embedding and head share. The weights file holds the matrix under both names.
+    /// Whether the adapter fully trains the matrix that embedding and head share. The weights file then has the matrix
+    /// under both names.
     pub shares_head: bool,
-    /// What its family calls modules, if that differs from the engine.
+    /// The family's module names in Transformers, if they differ from the engine's.
     pub own_names: Option<&'static ModuleNames>,
-    /// Its module names, if the language model is part of a multimodal model.
+    /// The adapter's module names, if the language model is part of a multimodal model.
     pub wrapped: Option<Wrapped>,
-    /// Tensors of an encoder and a connector that an earlier stage has trained and this one keeps. They are saved with the adapter.
+    /// Tensors of an encoder and a connector that an earlier stage has trained and that this one keeps. They are saved
+    /// with the adapter.
     pub kept: Arc<Tensors>,
-    /// Tensors of modules that are saved whole which nothing computes with. They are copied to where the adapter is written.
+    /// Tensors that are saved only because PEFT saves their modules whole ([`Untouched`]). They are copied while the
+    /// adapter is written.
     pub untouched: Arc<Untouched>,
-    /// The file that it was read from, for errors; `None` of an adapter that a run makes.
+    /// The file that the settings were read from, for errors; `None` for the adapter of a run.
     pub origin: Option<Arc<Path>>,
 }
 
@@ -82,7 +85,7 @@ impl AdapterConfig {
         }
     }
 
-    /// An error about its settings: of a file, with its path, and its keys as they stand there.
+    /// Adds to an error about the settings of a file its path, and the keys as they are written there.
     pub(super) fn about(&self, error: Error) -> Error {
         let error = error.with_kind(Kind::Checkpoint);
         let Some(path) = &self.origin else { return error };
@@ -93,7 +96,7 @@ impl AdapterConfig {
         error.of_key(&format!("{}.", self.targets().section), "").context(path)
     }
 
-    /// The name in the adapter's files of the tensor or module `plain` of the language model.
+    /// The name of the tensor or module `plain` of the language model in the adapter's files.
     pub fn stored_name(&self, plain: &str) -> String {
         let naming = self.wrapped.as_ref().map(|wrapped| wrapped.wrapper.naming);
         let naming = naming.or_else(|| self.own_names?.naming);
@@ -116,7 +119,7 @@ impl AdapterConfig {
         Ok(self)
     }
 
-    /// Lists tensors of an encoder and a connector that are trained in full, as PEFT does.
+    /// Adds to `modules_to_save` the tensors of an encoder and a connector that are trained in full, as PEFT does.
     fn save_vision(&mut self, arch: &Arch) {
         let modules = arch.vision.iter().flat_map(|vision| vision.saved_modules());
         let saved = &mut self.tuning.lora.modules_to_save;
@@ -140,12 +143,13 @@ impl AdapterConfig {
         })
     }
 
-    /// The rules by which its settings select modules of a model. Their errors do not name the file: use the functions here.
+    /// The rules by which the settings select modules of a model. Errors of these rules do not name the file, so use
+    /// the functions below.
     pub(super) fn targets(&self) -> Targets {
         Targets { strict: false, layers_pattern: self.layers_pattern.clone(), ..Targets::of(&self.tuning) }
     }
 
-    /// The modules of the model that it changes, in model order.
+    /// The modules that the adapter changes, in model order.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`]: it does not fit the model.
@@ -181,7 +185,7 @@ impl AdapterConfig {
     /// their matrix.
     pub(super) fn save_whole(&mut self, tables: &[&str]) {
         let lora = &mut self.tuning.lora;
-        // GPT-2 calls the embedding otherwise.
+        // GPT-2 has another name for the embedding.
         let is =
             |module: &str, table: &str| module.ends_with(table) || table == "embed_tokens" && module.ends_with("wte");
         let named = |table: &str| lora.modules_to_save.iter().any(|module| is(module, table));
@@ -192,7 +196,7 @@ impl AdapterConfig {
         }
     }
 
-    /// Names and shapes of its tensors on a model.
+    /// Names and shapes of the adapter's tensors on a model.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`]: it does not fit the model.
@@ -202,7 +206,8 @@ impl AdapterConfig {
         tensors.map_err(|error| self.about(error))
     }
 
-    /// Adds what the model trains besides adapters: rows of new tokens (`trainable_token_indices`) and a classification head.
+    /// Adds what the model trains beside adapters: rows of new tokens (`trainable_token_indices`) and a classification
+    /// head.
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
@@ -220,7 +225,8 @@ impl AdapterConfig {
     /// Reads `dir/adapter_config.json`.
     ///
     /// # Errors
-    /// [`Kind::Checkpoint`]: a missing or malformed file, or a feature that is not supported, by its name.
+    /// [`Kind::Checkpoint`]: the file is missing or malformed, or asks for a feature that is not supported; the message
+    /// names it.
     pub fn from_dir(dir: &Path) -> Result<Self> {
         refuse_gguf(dir).map_err(|error| error.with_kind(Kind::Checkpoint))?;
         let path = dir.join(ADAPTER_CONFIG);
@@ -271,11 +277,11 @@ impl AdapterConfig {
     }
 
     /// The adapter's settings as a configuration, to continue its training. Modules have their full names, because a
-    /// configuration has no `layers_pattern`; `modules_to_save` that the model does not have are left out. Settings that are not
-    /// the adapter's stay as in `like`.
+    /// configuration has no `layers_pattern`. `modules_to_save` that the model does not have are left out. All settings
+    /// that are not the adapter's are those of `like`.
     ///
     /// # Errors
-    /// [`Kind::Checkpoint`] where the adapter does not fit the model.
+    /// [`Kind::Checkpoint`]: the adapter does not fit the model.
     pub fn settings(&self, arch: &Arch, like: &TuningConfig) -> Result<TuningConfig> {
         let (method, placements) = (self.method()?, self.place(arch)?);
         let mut listed = TuningConfig { mode: self.tuning.mode, ..like.clone() };
@@ -329,7 +335,7 @@ impl AdapterConfig {
             "task_type": task,
         });
         fields.extend(common.as_object().cloned().unwrap_or_default());
-        // In the order of their names, as PEFT sorts them.
+        // Sorted by name, as PEFT does.
         fields.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect::<Map<_, _>>().into()
     }
 
@@ -352,7 +358,7 @@ pub fn copied(
     let from = Config { tuning: from.clone(), ..Config::default() };
     let mut to = Config { tuning: to.clone(), ..Config::default() };
     for def in about.section.options.iter().filter(|def| wanted(def.name)) {
-        // A value that a configuration holds is one that it accepts.
+        // The value comes from a configuration, so setting it cannot fail.
         let set = (def.set)(&mut to, &Node::from(&(def.get)(&from)));
         debug_assert!(set.is_ok(), "{}: {set:?}", def.path());
     }

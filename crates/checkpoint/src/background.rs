@@ -1,5 +1,5 @@
-//! Writes checkpoints while training continues. Between two steps the state is copied into buffers, which are reused by later
-//! saves, and a thread writes the copy. At most one checkpoint is being written.
+//! Writes checkpoints while training continues. Between two steps the state is copied into buffers, which later saves
+//! use again, and a thread writes the copy. At most one checkpoint is written at a time.
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -17,7 +17,7 @@ use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::{Stacking, Wrapping};
 use tunesmith_optim::State;
 
-/// The copy of a run's state.
+/// A copy of a run's state.
 #[derive(Debug, Default)]
 struct Buffers {
     values: Vec<f32>,
@@ -57,7 +57,7 @@ impl Buffers {
     }
 }
 
-/// [`Weights`] that own what the original borrows.
+/// [`Weights`] that own what the original only borrows.
 #[derive(Debug)]
 enum OwnedWeights {
     Adapter(Box<AdapterConfig>),
@@ -188,7 +188,7 @@ impl Background {
     /// The result of a save that has finished since the last call.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Io`]: it failed; the older checkpoints stand.
+    /// [`tunesmith_base::Kind::Io`]: the save failed; the older checkpoints are still there.
     pub fn poll(&mut self) -> Result<Option<Written>> {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) { self.join() } else { Ok(None) }
     }

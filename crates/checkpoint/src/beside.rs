@@ -1,4 +1,5 @@
-//! The file of weights of an encoder that stands next to the model: what is copied from the encoder's files, and what was trained.
+//! A weights file that is written next to a model's, for a vision encoder: most tensors are copied from the encoder's
+//! files, and those that training has changed are computed.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -8,14 +9,15 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_model::weights::{Dtype, Numbers, Wrapping, write_floats, write_numbers_by};
 
-/// Tensors of a file that is to be written.
+/// The tensors of one such file.
 #[derive(Debug)]
 pub struct BesideFile {
     /// The encoder's files, from which tensors are copied.
     pub from: Wrapping,
-    /// By name in the file: for copied tensors, the name in the encoder's files.
+    /// The copied tensors by their names in the written file, each with its name in the encoder's files, its shape and
+    /// its numbers.
     pub copied: BTreeMap<String, (String, Vec<usize>, Numbers<'static>)>,
-    /// Those whose numbers are not the files', and their dtype.
+    /// The tensors with new values by their names in the written file, each with its dtype there.
     pub computed: BTreeMap<String, (TensorSpec, Dtype)>,
 }
 
@@ -29,20 +31,20 @@ impl BesideFile {
         computed.chain(copied).collect()
     }
 
-    /// Whether a tensor of the model is computed.
+    /// Whether this tensor of the model is written with new values.
     pub fn has(&self, name: &str) -> bool {
         self.computed.values().any(|(spec, _)| spec.name == name)
     }
 
-    /// Bytes of all tensors of the file that is written, without its header.
+    /// The size of the file in bytes, without its header.
     pub fn bytes(&self) -> u64 {
         self.tensors().iter().map(|(_, _, numbers)| numbers.bytes()).sum()
     }
 
-    /// Writes the file. `values` gives the numbers of computed tensors, which must be finite in the dtype.
+    /// Writes the file. `values` returns the new values of a tensor; they must be finite in its dtype.
     ///
     /// # Errors
-    /// Those of the disk and of `values`.
+    /// The errors of the disk and of `values`.
     pub fn stage(
         &self,
         staging: &mut StagedFolder<'_>,

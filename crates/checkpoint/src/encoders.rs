@@ -1,4 +1,4 @@
-//! Image encoders that stand next to a model in files of their own: that of a pair, and a second one.
+//! The files of vision encoders that are stored next to a model: the encoder of a pair, and a second encoder.
 use super::pair::PairFiles;
 use super::publish::StagedFolder;
 use super::world::WorldFiles;
@@ -7,7 +7,7 @@ use tunesmith_config::arch::{TensorSpec, is_beside};
 use tunesmith_config::vision::VisionArch;
 use tunesmith_model::weights::Dtype;
 
-/// The files of a model's encoders that are to be written.
+/// What to write for all encoders of a model that have files of their own.
 #[derive(Debug)]
 pub struct EncoderFiles<'a> {
     pair: Option<PairFiles<'a>>,
@@ -15,36 +15,36 @@ pub struct EncoderFiles<'a> {
 }
 
 impl<'a> EncoderFiles<'a> {
-    /// Those of a model in which the tensors that `changed` accepts are not those of the encoders' files. Such tensors are written in
-    /// `dtype`.
+    /// Finds what to write for the encoders of `vision`. Tensors that `changed` accepts are written with new values in
+    /// `dtype`; all others are copied from the encoders' files.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: an encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: the second encoder's
-    /// projector was never trained.
+    /// [`tunesmith_base::Kind::Model`]: an encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: a
+    /// connector or projector was never trained.
     pub fn of(vision: Option<&'a VisionArch>, changed: &dyn Fn(&str) -> bool, dtype: Option<Dtype>) -> Result<Self> {
         Ok(Self { pair: PairFiles::of(vision, changed, dtype)?, world: WorldFiles::of(vision, changed, dtype)? })
     }
 
-    /// Bytes of all tensors of these files.
+    /// The size of all these weights files in bytes, without their headers.
     pub fn bytes(&self) -> u64 {
         self.pair.as_ref().map_or(0, PairFiles::bytes) + self.world.as_ref().map_or(0, WorldFiles::bytes)
     }
 
-    /// Whether a tensor is in these files and not in the model's.
+    /// Whether a tensor belongs into these files and not into the model's.
     pub fn hold(&self, name: &str) -> bool {
         self.pair.is_some() && is_beside(name) || self.world.is_some() && WorldFiles::hold(name)
     }
 
-    /// Whether a tensor's numbers are not those of the encoders' files.
+    /// Whether this tensor is written with new values.
     pub fn change(&self, name: &str) -> bool {
         self.pair.as_ref().is_some_and(|pair| pair.has(name))
             || self.world.as_ref().is_some_and(|world| world.has(name))
     }
 
-    /// Writes the files. `values` gives the numbers of changed tensors, which must be finite in the dtype.
+    /// Writes all files. `values` returns the new values of a tensor; they must be finite in its dtype.
     ///
     /// # Errors
-    /// Those of the disk and of `values`.
+    /// The errors of the disk and of `values`.
     pub fn stage(
         &self,
         staging: &mut StagedFolder<'_>,

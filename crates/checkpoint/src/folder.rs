@@ -18,12 +18,12 @@ fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)>
     COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| files::is_there(path))
 }
 
-/// Size in bytes of the files that are copied from the source model.
+/// The size in bytes of the files that [`stage_companions`] would copy from the model in `model_dir`.
 pub fn companion_bytes(model_dir: &Path) -> u64 {
     companions(model_dir).filter_map(|(_, path)| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
-/// The source model of a folder, and what the run changed in its vocabulary and head.
+/// The model that a written folder is made from, and what the run changed in its vocabulary and its head.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceModel<'a> {
     /// The folder of the model whose companion files are copied.
@@ -32,15 +32,16 @@ pub struct SourceModel<'a> {
     pub grown: Option<(&'a str, usize)>,
     /// A chat template that replaces the tokenizer's.
     pub template: Option<&'a str>,
-    /// The model, if its head is not the source's: a classification head, or a head untied from the embedding.
+    /// The model's architecture, if its head differs from the source's: a classification head, or a head that no longer
+    /// shares the embedding's matrix.
     pub own_head: Option<&'a Arch>,
-    /// The rest of a multimodal model around the language model.
+    /// The parts of a multimodal model other than its language model.
     pub wrapping: Option<&'a Wrapping>,
-    /// The source's format of experts, in which they are written again.
+    /// In which format the source stores experts. They are written in the same format.
     pub stacking: &'a Stacking,
 }
 
-/// Tensors that are not in memory; they are fetched one at a time, while the file is written.
+/// Tensors that are not in memory. They are fetched one at a time while the file is written.
 pub struct LazyTensors<'a> {
     /// Names and shapes of the tensors to fetch.
     pub tensors: &'a [(String, Vec<usize>)],
@@ -137,7 +138,7 @@ pub(crate) fn stage_weights(
         .filter(|(name, _)| alone(name))
         .map(|(name, shape)| (stored(name), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32)));
     let mut beside = wrapping.map_or_else(|| Ok(Vec::new()), |wrapping| wrapping.tensors(false))?;
-    // What was trained of an encoder or a connector is among the tensors.
+    // The trained tensors of an encoder or a connector are already in `tensors`.
     beside.retain(|(name, ..)| !plain.contains_key(name) && tensors.iter().all(|(own, ..)| stored(own) != *name));
     let of_experts = stacked
         .iter()

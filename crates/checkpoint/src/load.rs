@@ -1,4 +1,4 @@
-//! Loading a checkpoint: it is verified, opened, and its tensors restored into a run.
+//! Loads a checkpoint: verifies and opens it, and restores its tensors into a run.
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,14 +23,14 @@ use tunesmith_optim::{Ema, Optimizer, State};
 pub struct Checkpoint {
     /// The folder that it was read from.
     pub dir: PathBuf,
-    /// The run that it belongs to; resume compares it.
+    /// The stamp of the run that wrote it, which resume compares.
     pub stamp: Stamp,
     /// Step, data position and counters of the run.
     pub state: TrainState,
     /// Time spent on checking hashes.
     pub hashing: Duration,
     weights: WeightFiles,
-    /// Of a multimodal model, what is beside its language model.
+    /// The parts of a multimodal model other than its language model.
     wrapping: Option<Wrapping>,
     weights_path: PathBuf,
     prefix: &'static str,
@@ -40,7 +40,7 @@ pub struct Checkpoint {
 /// Verifies and opens a checkpoint: a folder, or a file such as `runs/my-run/best` that names one.
 ///
 /// # Errors
-/// [`Kind::Checkpoint`]: not complete, damaged, or no checkpoint of a run.
+/// [`Kind::Checkpoint`]: the folder is not complete, is damaged, or is not a run's checkpoint.
 pub fn load(path: &Path) -> Result<Checkpoint> {
     open(verify(&store::followed(path)?)?)
 }
@@ -48,7 +48,7 @@ pub fn load(path: &Path) -> Result<Checkpoint> {
 /// Opens a checkpoint that has been verified.
 ///
 /// # Errors
-/// [`Kind::Checkpoint`]: it is no checkpoint of a run.
+/// [`Kind::Checkpoint`]: the folder is not a run's checkpoint.
 pub fn open(complete: Complete) -> Result<Checkpoint> {
     let Complete { dir, manifest, hashing } = complete;
     let (file, prefix) = if manifest.lists(peft::WEIGHTS_FILE) {
@@ -95,7 +95,7 @@ impl Checkpoint {
     /// gets its share. `averages` is the run's EMA, if it keeps one.
     ///
     /// # Errors
-    /// [`Kind::Checkpoint`] where names or shapes differ, with both sides.
+    /// [`Kind::Checkpoint`]: names or shapes differ; the message has both sides.
     pub fn restore<'v>(
         &self,
         specs: &[ParamSpec],
@@ -108,7 +108,8 @@ impl Checkpoint {
         self.restore_kept(specs, values, std::slice::from_ref(&everything), optimizer, averages)
     }
 
-    /// As [`Checkpoint::restore`], if this rank holds only the flat ranges `kept` of the values, end to end.
+    /// As [`Checkpoint::restore`], for a rank that holds only the flat ranges `kept` of the values, one after the
+    /// other.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
@@ -168,7 +169,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Restores only the published values: at the end of a run, those of the best checkpoint.
+    /// Restores only the published values. Used at the end of a run, with the best checkpoint.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
@@ -178,7 +179,8 @@ impl Checkpoint {
         self.restore_kept_values(specs, values, std::slice::from_ref(&everything))
     }
 
-    /// As [`Checkpoint::restore_values`], if this rank holds only the flat ranges `kept` of the values, end to end.
+    /// As [`Checkpoint::restore_values`], for a rank that holds only the flat ranges `kept` of the values, one after
+    /// the other.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
@@ -189,14 +191,14 @@ impl Checkpoint {
         kept: &[Range<usize>],
     ) -> Result<()> {
         let names = prefixed(specs, self.prefix, "");
-        // A shared matrix that an adapter holds under both names is read once.
+        // An adapter's file may have a shared matrix under both names; it is read once.
         let copy = format!("{}{LM_HEAD}", peft::PREFIX);
         let shared = self.prefix == peft::PREFIX && specs.iter().any(|spec| spec.name == EMBEDDING);
         let copied = (self.weights.shape(&copy).filter(|_| shared))
             .filter(|_| specs.iter().all(|spec| spec.name != LM_HEAD))
             .map(|shape| (copy.clone(), shape.to_vec()));
         let beside = |name: &str| self.wrapping.as_ref().filter(|_| is_beside(name));
-        // What an earlier stage has trained of an encoder and a connector is in an adapter's file too.
+        // An adapter's file also has the tensors of an encoder and a connector that an earlier stage has trained.
         let is_kept = |name: &str| {
             name.strip_prefix(peft::PREFIX).is_some_and(|plain| self.prefix == peft::PREFIX && is_beside(plain))
                 && names.iter().all(|(own, _)| own != name)
@@ -234,8 +236,8 @@ fn check(files: &WeightFiles, path: &Path, expected: &[(String, Vec<usize>)]) ->
     same_tensors(path, found, expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())))
 }
 
-/// Reads flat ranges of the tensors that are stored under `names` into `out`, end to end. `place` gives a tensor's files and its
-/// name there.
+/// Reads flat ranges of the tensors `names` into `out`, one after the other. `place` returns the files that have a
+/// tensor, and its name there.
 fn read_ranges<'f>(
     place: &dyn Fn(&str) -> (&'f WeightFiles, String),
     names: &[(String, Vec<usize>)],

@@ -1,4 +1,5 @@
-//! Adapters read from a folder, checked against the model that they belong to, and made ready to be merged or run.
+//! Reads adapters from a folder, checks them against the model that they belong to, and prepares them for being merged
+//! or run.
 use std::path::{Path, PathBuf};
 
 use super::adapter_config::AdapterConfig;
@@ -14,21 +15,22 @@ use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::stack::Frozen;
 use tunesmith_model::targets::Placement;
 
-/// An adapter that fits a model.
+/// An adapter that was read from a folder and fits its model.
 #[derive(Debug)]
 pub struct LoadedAdapter {
     /// The folder that it was read from.
     pub dir: PathBuf,
-    /// Its settings, in the form for this model.
+    /// Its settings, in the form for this model ([`AdapterConfig::on`]).
     pub config: AdapterConfig,
     /// The modules that it changes, in model order.
     pub placements: Vec<Placement>,
-    /// Its tensors under their names in its file, less PEFT's prefix.
+    /// Its tensors, by their names in its file without PEFT's prefix.
     pub tensors: Tensors,
 }
 
 impl LoadedAdapter {
-    /// The first thing that it has beyond the matrices A and B of plain LoRA, for messages; `None` if it is plain LoRA.
+    /// The first feature that the adapter has beyond the matrices A and B of plain LoRA, for messages; `None` if it is
+    /// plain LoRA.
     pub fn beyond_matrices(&self) -> Option<&'static str> {
         let (tuning, about) = (&self.config.tuning, adapters::of(&self.config.tuning).map(Method::about));
         let other = about.filter(|about| about.mode != Mode::Lora).map_or("", |about| about.parts);
@@ -44,7 +46,8 @@ impl LoadedAdapter {
         more.into_iter().find_map(|(has, what)| has.then_some(what))
     }
 
-    /// A line on modules that its settings list in `modules_to_save` and the model does not have; `None` without such.
+    /// A sentence about modules that its settings list in `modules_to_save` and that the model does not have; `None` if
+    /// there are none.
     pub fn idle_modules(&self, arch: &Arch) -> Option<String> {
         let idle = self.config.targets().idle_modules(arch);
         (!idle.is_empty()).then(|| {
@@ -58,7 +61,8 @@ impl LoadedAdapter {
     /// Reads the adapter in `dir`; `arch` has room for its tokens ([`Arch::fit`]).
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that `PiSSA` has changed.
+    /// [`tunesmith_base::Kind::Checkpoint`]: the adapter cannot be read, does not fit the model, or fits only a base
+    /// that `PiSSA` has changed.
     pub fn open(dir: &Path, arch: &Arch) -> Result<Self> {
         let (config, tensors) = peft::open_adapter(dir, arch)?;
         if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) {
@@ -74,8 +78,8 @@ impl LoadedAdapter {
         Ok(Self { dir: dir.to_owned(), config, placements, tensors })
     }
 
-    /// What the stamp's field `adapter` would say of this adapter; `None` where the field describes another form (`PiSSA`), or is
-    /// missing.
+    /// What the field `adapter` of a stamp would say about this adapter; `None` if the field describes another form
+    /// (`PiSSA`) or is missing.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: the settings do not fit the model.

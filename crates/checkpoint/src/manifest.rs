@@ -12,7 +12,7 @@ use super::layout::{MANIFEST, OPTIMIZER, STAMP, STATE};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
 
-/// More than a manifest of any checkpoint.
+/// The largest manifest that is read, in bytes. The manifest of a checkpoint is smaller.
 const MANIFEST_BYTES: u64 = 1 << 20;
 const VERSION: u32 = 1;
 
@@ -24,12 +24,12 @@ pub struct Manifest {
     files: BTreeMap<String, FileSum>,
 }
 
-/// Of which of a model's files [`Manifest::check_model`] computes the hash.
+/// For which files of a model [`Manifest::check_model`] computes the hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hashed {
-    /// All but the weights, which are read later.
+    /// All files except the weights, which are read later anyway.
     Small,
-    /// All.
+    /// All files.
     All,
 }
 
@@ -83,7 +83,8 @@ impl Manifest {
         if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
     }
 
-    /// As [`Manifest::read`]; `None` for a folder without a manifest, and for one of another program, which lists no files by hash.
+    /// As [`Manifest::read`]. `None` for a folder without a manifest, or with the manifest of another program, which
+    /// lists no files by hash.
     fn read_if_any(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(MANIFEST);
         if !files::is_there(&path) {
@@ -98,8 +99,8 @@ impl Manifest {
         Self::checked(&path, &text, parsed.and_then(serde_json::from_value)).map(Some)
     }
 
-    /// Checks size and hash of those of `names` that the manifest in `dir` lists. A folder without a manifest of this program
-    /// passes, such as one that PEFT wrote.
+    /// Checks the sizes and hashes of those of `names` that the manifest in `dir` lists. A folder without a manifest of
+    /// this program passes, such as one that PEFT wrote.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: a file is not as it was written, or the manifest is damaged.
@@ -108,8 +109,8 @@ impl Manifest {
         Self::check_written(dir, &|name| names.contains(&name), &all)
     }
 
-    /// As [`Manifest::check_if_any`], of a whole model: sizes of all files, and hashes of all or of those without weights. What
-    /// people edit (`README.md`) and what only a resume reads is passed over.
+    /// As [`Manifest::check_if_any`], for a whole model: checks the sizes of all files, and the hashes that `hashed`
+    /// selects. Leaves out files that people edit (`README.md`) and files that only a resume reads.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: a file is not as it was written, or the manifest is damaged.
@@ -185,7 +186,7 @@ impl Manifest {
     }
 }
 
-/// The text of a manifest, cut where it is larger than any.
+/// The text of a manifest, cut off if it is longer than any manifest.
 fn read_text(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     files::open_own(path)?.take(MANIFEST_BYTES).read_to_end(&mut text)?;

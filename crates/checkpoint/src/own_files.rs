@@ -1,5 +1,5 @@
-//! Protects the user's files: the program removes or replaces a folder only if it wrote every file in it. The rule
-//! holds for `--overwrite`, for rotation of checkpoints, for leftovers of killed runs and for folders that are
+//! Protects the user's files: the program removes or replaces a folder only if it has written every file in it. The
+//! rule holds for `--overwrite`, for removing old checkpoints, for leftovers of killed runs, and for folders that are
 //! replaced.
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use tunesmith_base::files::{self, atomic};
 use tunesmith_config::arch::COMPANIONS;
 use tunesmith_config::vision::ENCODER_FILES;
 
-/// The default folder of event files.
+/// The default folder for TensorBoard's event files.
 pub const EVENTS: &str = "tb";
 /// How the name of an event file begins.
 const EVENT_FILE: &str = "events.out.tfevents.";
@@ -44,7 +44,7 @@ fn is_written(name: &str) -> bool {
 /// or a damaged manifest may hold files of the known names, and the folder `tb` event files of `TensorBoard`.
 ///
 /// # Errors
-/// The system's.
+/// The errors of the file system.
 pub fn foreign_in(dir: &Path) -> io::Result<Option<PathBuf>> {
     match fs::symlink_metadata(dir) {
         Ok(metadata) if !metadata.is_dir() => return Ok(Some(dir.to_owned())),
@@ -70,7 +70,7 @@ pub fn foreign_in(dir: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The first free name `NAME.kept-N` beside `path`, for a file or folder that is not the program's.
+/// The first free name `NAME.kept-N` next to `path`, to which a file or folder of someone else is moved.
 pub fn kept_name(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default();
     let named = |number: u32| {
@@ -85,11 +85,11 @@ pub fn kept_name(path: &Path) -> PathBuf {
     named(number)
 }
 
-/// Removes the folder `dir`, whose proper place is `place`. If it holds a file that is not the program's, it is renamed to
-/// [`kept_name`] of `place` instead, and that name is returned.
+/// Removes the folder `dir`, whose proper place is `place`. If it has a file that the program did not write, the folder
+/// is renamed to [`kept_name`] of `place` instead, and the new name is returned.
 ///
 /// # Errors
-/// The system's.
+/// The errors of the file system.
 pub fn discard(disk: &dyn Disk, dir: &Path, place: &Path) -> io::Result<Option<PathBuf>> {
     if foreign_in(dir)?.is_none() {
         return disk.remove(dir).map(|()| None);

@@ -1,4 +1,4 @@
-//! The image encoder and the connector of a pair, in separate files next to its text model.
+//! The files of a pair's vision encoder and connector (`vision.encoder`), next to those of its text model.
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use tunesmith_config::arch::TensorSpec;
 use tunesmith_config::vision::{PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
 use tunesmith_model::weights::{Dtype, WeightFiles, Wrapping};
 
-/// The prefix of the encoder's names in the file.
+/// The prefix of the encoder's tensors in the file.
 const TOWER: &str = "vision_tower.";
 
-/// The files of a pair's encoder and connector that are to be written.
+/// The settings and weights of a pair's encoder and connector, ready to be written.
 #[derive(Debug)]
 pub struct PairFiles<'a> {
     vision: &'a VisionArch,
@@ -25,11 +25,12 @@ pub struct PairFiles<'a> {
 }
 
 impl<'a> PairFiles<'a> {
-    /// Those of a model in which the tensors that `changed` accepts are not those of the encoder's files. They are written in
-    /// `dtype`, or else in the dtype of these files. `None` if the model is not a pair.
+    /// Finds what to write for a pair; `None` for any other model. Tensors that `changed` accepts are written with new
+    /// values, in `dtype` or else in the dtype of the encoder's files. All others are copied from these files.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: the encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: no connector was trained.
+    /// [`tunesmith_base::Kind::Model`]: the encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: the
+    /// connector was neither trained nor stored.
     pub fn of(
         vision: Option<&'a VisionArch>,
         changed: &dyn Fn(&str) -> bool,
@@ -59,7 +60,7 @@ impl<'a> PairFiles<'a> {
             }
         }
         let all = files.tensors(false)?;
-        // A repository with a text model too has all of the encoder below one name.
+        // A repository that also has a text model, such as CLIP's, has the whole encoder below this name.
         let part = all.iter().any(|(name, ..)| name.starts_with("text_model.")).then_some("vision_model.");
         let wanted = |name: &String| !replaced.contains(name) && part.is_none_or(|part| name.starts_with(part));
         let copied = all.into_iter().filter(|(name, ..)| wanted(name));
@@ -67,12 +68,12 @@ impl<'a> PairFiles<'a> {
         Ok(Some(Self { vision, folder, weights: BesideFile { from: files, copied, computed } }))
     }
 
-    /// Whether a tensor's numbers are not those of the encoder's files.
+    /// Whether this tensor is written with new values.
     pub fn has(&self, name: &str) -> bool {
         self.weights.has(name)
     }
 
-    /// Bytes of all tensors of the file of weights.
+    /// The size of the weights file in bytes, without its header.
     pub fn bytes(&self) -> u64 {
         self.weights.bytes()
     }
@@ -86,7 +87,7 @@ impl<'a> PairFiles<'a> {
                 .map_err(|error| Error::model(format!("{}: not valid JSON", of_pair.display())).caused_by(error));
         }
         let feature = self.vision.encoder.feature;
-        // Of `hidden_states`, -1 is the last block's output.
+        // The index in Transformers' `hidden_states`, where -1 is the output of the last block.
         let layer =
             (!feature.final_norm).then(|| feature.blocks as i64 - self.vision.encoder.num_hidden_layers as i64 - 1);
         Ok(json!({
@@ -97,11 +98,11 @@ impl<'a> PairFiles<'a> {
         }))
     }
 
-    /// Writes settings, weights, and the processor's settings. `values` gives the numbers of changed tensors, which must be finite in
-    /// the dtype.
+    /// Writes the settings, the weights and the settings of the image processor. `values` returns the new values of a
+    /// tensor; they must be finite in its dtype.
     ///
     /// # Errors
-    /// Those of the disk and of `values`.
+    /// The errors of the disk and of `values`.
     pub fn stage(
         &self,
         staging: &mut StagedFolder<'_>,
@@ -118,9 +119,9 @@ impl<'a> PairFiles<'a> {
     }
 }
 
-/// The name in the file of a tensor of the encoder's files.
+/// The name in the written file of a tensor from the encoder's files.
 fn in_file(stored: &str) -> String {
-    // The encoder's classes name their tensors without what stands for them in models with a head.
+    // The encoder's own class has no such prefix, which a class with a head puts before the encoder's tensors.
     let bare = ["model.", "vit.", "dinov2."].iter().find_map(|start| stored.strip_prefix(start)).unwrap_or(stored);
     let named = bare.starts_with(TOWER) || bare.starts_with("multi_modal_projector.");
     if named { bare.to_owned() } else { format!("{TOWER}{bare}") }

@@ -1,6 +1,7 @@
-//! Adapters in PEFT's form: `adapter_config.json` ([`AdapterConfig`]) and `adapter_model.safetensors`. In the file a tensor's
-//! name is [`PREFIX`] and its name in the base model. Of multimodal models, any version's module names are accepted; in
-//! memory tensors have the names of the language model alone.
+//! Reads and writes adapters in PEFT's format: `adapter_config.json` ([`AdapterConfig`]) and
+//! `adapter_model.safetensors`. In this file, the name of a tensor is [`PREFIX`] followed by its name in the base
+//! model. For multimodal models, the module names of every Transformers version are accepted. In memory, tensors have
+//! the names of the language model alone.
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
@@ -54,7 +55,8 @@ pub fn save_adapter(dir: &Path, config: &AdapterConfig, tensors: &[(String, Vec<
     write().map_err(|error| Error::io("write", &path, &error))
 }
 
-/// Streams all tensors of an adapter. What is only copied ([`AdapterConfig::untouched`]) is read while it is written.
+/// Writes all tensors of an adapter one after another. Tensors that are only copied ([`AdapterConfig::untouched`]) are
+/// read at that moment.
 fn write_weights(
     writer: &mut dyn Write,
     config: &AdapterConfig,
@@ -79,8 +81,8 @@ fn with_prefix<'a>(
     named.chain(shared.map(|(_, shape, values)| (stored(LM_HEAD), shape.clone(), *values))).collect()
 }
 
-/// Whether an adapter's tensor has the values that it starts with, so that its module is unchanged. PEFT may place adapters on a
-/// vision tower too; training on text leaves those without a gradient.
+/// Whether an adapter's tensor still has its initial values, so that it does not change its module. PEFT may place
+/// adapters on a vision tower too, and training on text leaves these without a gradient.
 fn is_idle(name: &str, values: &[f32]) -> bool {
     let all = |wanted: f32| values.iter().all(|value| *value == wanted);
     match name {
@@ -98,8 +100,8 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
     read_adapter(AdapterConfig::from_dir(dir)?, dir, &|_| false, &|_| false)
 }
 
-/// As [`load_adapter`], including tensors outside the language model that `seen` accepts. Those that `copied` accepts are left out: they are
-/// the base's.
+/// As [`load_adapter`], but also reads those tensors outside of the language model that `seen` accepts. Leaves out
+/// those that `copied` accepts, because they are the same in the base model.
 fn read_adapter(
     mut config: AdapterConfig,
     dir: &Path,
@@ -117,8 +119,8 @@ fn read_adapter(
             ))
             .hint("save the adapter as PEFT does (save_pretrained); names as in a state_dict are not enough"));
         };
-        // Copies that PEFT writes where a vocabulary has grown: the base's own rows, a shared head's rows again, and the parts
-        // of what is saved whole.
+        // Copies that PEFT writes if a vocabulary has grown: the base's own rows, the rows of a shared head once more,
+        // and the parts of modules that are saved whole.
         let copy = name.ends_with(".token_adapter.base_layer.weight")
             || plain.ends_with(".original_module.weight")
             || plain.ends_with(".modules_to_save.weight")
@@ -144,18 +146,19 @@ fn read_adapter(
         }
         tensors.insert(plain.to_owned(), tensor);
     }
-    // PEFT also stores the tables of a vocabulary that was resized, trained or not, and takes them from there.
+    // PEFT also stores the embedding and the head after a resize, trained or not, and reads them from this file.
     let tables = [(EMBEDDING, "embed_tokens"), (LM_HEAD, "lm_head")];
     let stored = tables.into_iter().filter(|(table, _)| tensors.contains_key(*table)).map(|(_, module)| module);
     config.save_whole(&stored.collect::<Vec<_>>());
     Ok((config, older_formats::stacked(tensors)))
 }
 
-/// As [`load_adapter`], for a model that was adapted to the adapter's vocabulary ([`Arch::fit`]). A matrix that embedding and
-/// head share is returned once.
+/// As [`load_adapter`], for a model whose vocabulary was adapted to the adapter ([`Arch::fit`]). A matrix that
+/// embedding and head share is returned once.
 ///
 /// # Errors
-/// [`Kind::Checkpoint`]; the file has two matrices for it.
+/// [`Kind::Checkpoint`]: the adapter cannot be read, or has two different matrices for embedding and head, which share
+/// one.
 pub fn open_adapter(dir: &Path, arch: &Arch) -> Result<(AdapterConfig, Tensors)> {
     let config = AdapterConfig::from_dir(dir)?;
     let expected = match &arch.vision {
@@ -198,7 +201,7 @@ pub fn changes_encoder(dir: &Path) -> Result<bool> {
     for name in weights.names() {
         let plain = name.strip_prefix(PREFIX).unwrap_or(name);
         if is_beside(plain) {
-            // What is trained as a whole, and all that its module has beside it.
+            // A module that is trained as a whole, with all tensors that it has.
             let adapts = [".lora_", ".oft_R.", ".ia3_l"].iter().any(|part| plain.contains(part));
             if !adapts {
                 return Ok(true);
@@ -239,10 +242,10 @@ pub fn vision_training(dir: &Path, vision: &VisionArch) -> Result<VisionTraining
     Ok(vision.trained_by(&|name| names.contains(name)))
 }
 
-/// The values of these tensors in the adapter `dir`.
+/// The values of the tensors `names` in the adapter `dir`.
 ///
 /// # Errors
-/// [`Kind::Checkpoint`]: its file cannot be read, or lacks one.
+/// [`Kind::Checkpoint`]: the file cannot be read, or lacks one of them.
 pub fn values_of<'n>(dir: &Path, names: impl Iterator<Item = &'n String>) -> Result<Tensors> {
     let weights = open_weights(dir)?;
     let read = |name: &String| {
@@ -269,11 +272,11 @@ pub fn vocabulary(dir: &Path) -> Result<Vocabulary> {
     Ok(Vocabulary { rows: config.token_rows, whole, tables, apart, origin: dir.to_owned() })
 }
 
-/// Refuses to train an adapter further whose file holds a whole table of the vocabulary that its settings do not train. PEFT
-/// stores such tables after a resize (`save_embedding_layers`) and keeps them frozen.
+/// Refuses to continue the training of an adapter whose file has a whole embedding or head that its settings do not
+/// train. PEFT stores these after a resize (`save_embedding_layers`) and keeps them frozen.
 ///
 /// # Errors
-/// [`Kind::Checkpoint`]: it holds such a table, or does not fit the model.
+/// [`Kind::Checkpoint`]: the file has such a matrix, or the adapter does not fit the model.
 pub fn refuse_frozen_tables(dir: &Path, arch: &Arch) -> Result<()> {
     let weights = open_weights(dir)?;
     let is_stored = |table: &&str| weights.shape(&format!("{PREFIX}{table}")).is_some();
@@ -283,7 +286,7 @@ pub fn refuse_frozen_tables(dir: &Path, arch: &Arch) -> Result<()> {
     }
     let config = AdapterConfig::from_dir(dir)?;
     let mut targets = config.targets();
-    // An encoder and a connector are not loaded yet, and are no tables.
+    // Encoder and connector are not loaded yet, and have no matrix of the vocabulary.
     targets.modules_to_save.retain(|module| !is_beside(module));
     let saved = targets.saved_tensors(arch).map_err(|error| config.about(error))?;
     let trained = |table: &str| {
@@ -302,7 +305,7 @@ pub fn refuse_frozen_tables(dir: &Path, arch: &Arch) -> Result<()> {
 /// Checks that an adapter has exactly the tensors that the model needs, with their shapes.
 ///
 /// # Errors
-/// [`Kind::Checkpoint`] with both sides.
+/// [`Kind::Checkpoint`], with what was found and what was expected.
 pub fn check_tensors(dir: &Path, found: &Tensors, expected: &[(String, Vec<usize>)]) -> Result<()> {
     let shapes = found.iter().map(|(name, (shape, _))| (name.as_str(), shape.as_slice()));
     same_tensors(

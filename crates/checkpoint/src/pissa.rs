@@ -7,7 +7,7 @@ use tunesmith_config::{InitLora, Patterns};
 /// Name, shape and values of a tensor.
 pub(crate) type OwnedTensor = (String, Vec<usize>, Vec<f32>);
 
-/// The converted settings and tensors. `start` holds the initial values of `tensors`, in the same order.
+/// The converted settings and tensors. `start` has the initial values of `tensors`, in the same order.
 pub fn as_lora(
     config: &AdapterConfig,
     tensors: &[(String, Vec<usize>, &[f32])],

@@ -109,16 +109,17 @@ impl Write for Summing {
 pub struct Published {
     /// Time spent on the hashes of the manifest.
     pub hashing: Duration,
-    /// The new name of an older folder or file in the same place that holds files of others; such files are never removed.
+    /// The new name of an older folder or file in the same place that has files of someone else; such files are never
+    /// removed.
     pub kept: Option<PathBuf>,
 }
 
-/// Makes the folder `target` from what `fill` writes, and adds a manifest. An older folder at `target` is moved aside, and
-/// removed once the new one is durable. If the older one is a file or a link, or holds files of others, it keeps the other
-/// name. On an error the older folder is back in place and nothing new is left.
+/// Makes the folder `target` from what `fill` writes, and adds a manifest. An older folder at `target` is moved aside,
+/// and removed as soon as the new one is durable. If the older one is a file or a link, or has files of someone else,
+/// it keeps its new name. After an error the older folder is back in its place, and nothing new is left.
 ///
 /// # Errors
-/// Those of `fill`, and [`tunesmith_base::Kind::Io`].
+/// The errors of `fill`; [`tunesmith_base::Kind::Io`].
 pub fn publish_folder(
     disk: &dyn Disk,
     target: &Path,
@@ -126,7 +127,7 @@ pub fn publish_folder(
 ) -> Result<Published> {
     let staged = beside(target, "tmp");
     if staged.exists() {
-        // Of an earlier process with this number: a live one would hold the output directory.
+        // Left by an earlier process with the same number. A living one would hold the lock of the output directory.
         discard(disk, &staged, target).map_err(|error| Error::io("remove", &staged, &error))?;
     }
     let _temporary = TemporaryFolder::create(disk, &staged).map_err(|error| Error::io("create", &staged, &error))?;
@@ -135,13 +136,14 @@ pub fn publish_folder(
         .and_then(|()| staging.seal())
         .and_then(|()| without_signals(|| put_in_place(disk, &staged, target)));
     if done.is_err() && staged.exists() {
-        // The error that matters is the first one; what cannot be removed now is removed at the next start.
+        // The first error is the one to report. What cannot be removed now is removed at the next start.
         let _ = discard(disk, &staged, target);
     }
     done.map(|kept| Published { hashing: staging.hashing, kept })
 }
 
-/// Renames `staged` to `target`. Returns the other name under which an older `target` with files of others stays.
+/// Renames `staged` to `target`. If an older `target` has files of someone else, returns the other name under which it
+/// stays.
 fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<PathBuf>> {
     let is_there = fs::symlink_metadata(target).is_ok();
     let foreign = foreign_in(target).map_err(|error| Error::io("look into", target, &error))?.is_some();
@@ -163,8 +165,9 @@ fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<
     }
 }
 
-/// Clears up after killed processes that were writing the folder `target`. A half-written folder is removed. A folder that was
-/// moved aside returns to its place if that is free, and is removed otherwise. Folders of living processes stay.
+/// Cleans up after killed processes that were writing the folder `target`. A half-written folder is removed. A folder
+/// that was moved aside returns to its place if that is free, and is removed otherwise. Folders of living processes
+/// stay.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].

@@ -1,4 +1,5 @@
-//! Saving a checkpoint: what it holds ([`Snapshot`]), how it gets to disk ([`write()`]), which earlier ones stay ([`Retention`]).
+//! Saves a checkpoint: its content ([`Snapshot`]), how it gets to disk ([`write()`]), and which earlier ones stay
+//! ([`Retention`]).
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,7 +19,8 @@ use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::{Numbers, Wrapping, write_numbers_by, write_numbers_to};
 use tunesmith_optim::{self as optim, Optimizer, State, StateTensor};
 
-/// Suffix of a tensor's name in the optimizer's file: the raw values, if the published ones are averages (EMA, schedule-free).
+/// The suffix of a tensor's raw values in the optimizer's file, if the published values are averages (EMA,
+/// schedule-free).
 pub const TRAINED: &str = ".trained";
 
 /// The form in which the trained tensors are saved.
@@ -26,7 +28,7 @@ pub const TRAINED: &str = ".trained";
 pub enum Weights<'a> {
     /// As a PEFT adapter with these settings.
     Adapter(&'a AdapterConfig),
-    /// As a whole model, made from this source.
+    /// A whole model, made from this source model.
     Model(folder::SourceModel<'a>),
     /// As part of a model, in `trained.safetensors`.
     Part,
@@ -50,21 +52,21 @@ pub struct Snapshot<'a> {
     pub values: Floats<'a>,
     /// The raw values, if `values` are averages.
     pub trained: Option<Floats<'a>>,
-    /// The optimizer's state; empty if ranks hold shares of it.
+    /// The optimizer's state; empty if it is in `shared`.
     pub optimizer: StateTensors<'a>,
-    /// The optimizer's state if ranks hold shares of it; `trained` and `optimizer` are then empty.
+    /// The optimizer's state if each rank holds a share of it; `trained` and `optimizer` are then empty.
     pub shared: Option<ShardedState<'a>>,
 }
 
 /// Writes the optimizer's file when each rank holds a share of the state. All ranks take part.
 #[derive(Clone, Copy)]
 pub struct ShardedState<'a> {
-    /// Its tensors: all are [`Numbers::Elsewhere`].
+    /// Names and shapes of the tensors in the optimizer's file. All are [`Numbers::Elsewhere`].
     pub tensors: &'a [(String, Vec<usize>, Numbers<'static>)],
     /// Writes the values of the tensor of that name. All ranks call it at the same time, in the same order.
     pub write: &'a dyn Fn(&str, &mut dyn Write) -> io::Result<()>,
-    /// Fetches the values to publish, if ranks hold shares of these too (not with adapters). [`Snapshot::values`] are then not
-    /// used.
+    /// Fetches the values to publish if ranks hold shares of these too (not with adapters). [`Snapshot::values`] is
+    /// then unused.
     pub values: Option<&'a folder::LazyTensors<'a>>,
 }
 
@@ -78,7 +80,7 @@ impl ShardedState<'_> {
     /// Writes the file. The rank that saves passes a file as `writer`, the others a sink.
     ///
     /// # Errors
-    /// The writer's and those of [`ShardedState::write`].
+    /// The errors of the writer and of [`ShardedState::write`].
     pub fn write_to(&self, writer: &mut dyn Write) -> io::Result<()> {
         write_numbers_by(writer, self.tensors, &|name, _, writer| (self.write)(name, writer), &[])
     }
@@ -119,7 +121,7 @@ pub fn elsewhere(
 pub struct Retention {
     /// How many of the newest ones; `None` keeps all.
     pub last: Option<usize>,
-    /// The best one, which is always kept; the file `best` will name it.
+    /// The best checkpoint, which always stays. The file `best` will name it.
     pub best: Option<PathBuf>,
 }
 
@@ -134,12 +136,12 @@ pub struct Written {
     pub took: Duration,
     /// The part of `took` that was spent on hashing.
     pub hashing: Duration,
-    /// The new name of an older folder in the same place that holds files of others.
+    /// The new name of an older folder in the same place that has files of someone else.
     pub kept: Option<PathBuf>,
 }
 
 impl Snapshot<'_> {
-    /// Estimated size of the checkpoint in bytes.
+    /// The estimated size of the checkpoint in bytes.
     pub fn bytes(&self) -> u64 {
         let headers = 5 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
@@ -180,14 +182,14 @@ impl Snapshot<'_> {
     }
 }
 
-/// More than the number of files and folders that a save creates, temporary ones included.
+/// At least as many as the files and folders that a save creates, including temporary ones.
 pub const FILES: u64 = 32;
 
 /// Saves a checkpoint into `root`, updates `latest` and `best`, and removes the checkpoints that `keep` does not keep. On an
 /// error every checkpoint to keep is still there.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Io`]: the disk, or too little room on it.
+/// [`tunesmith_base::Kind::Io`]: the disk fails, or has too little room.
 pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Retention) -> Result<Written> {
     let began = Instant::now();
     store::preflight(root, snapshot.bytes(), FILES)?;

@@ -1,5 +1,5 @@
-//! The stamp of a checkpoint (`backend.json`): what it belongs to. Resume compares it with the new run and refuses
-//! differences that would change the training curve.
+//! The stamp of a checkpoint (`backend.json`): the model, data, settings and kernels that the checkpoint belongs to.
+//! Resume compares it with the new run, and refuses differences that would change the training curve.
 //!
 //! - Differences in `mode`, `adapter` and the optimizer are always refused: the tensors would not fit.
 //! - Settings that do not shape the curve, such as the length of training, may differ. So may the number of ranks together
@@ -19,7 +19,7 @@ use tunesmith_config::{Config, nearest, schema};
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::targets::Placement;
 
-/// What a checkpoint belongs to.
+/// What a checkpoint belongs to. [`Stamp::new`] makes the stamp of a run, and [`Stamp::compare`] compares two.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stamp {
@@ -47,37 +47,37 @@ pub struct Stamp {
     pub data: String,
     /// Number of ranks that trained together.
     pub world_size: usize,
-    /// The settings that shape the curve.
+    /// The settings that shape the training curve, by their paths in the configuration.
     pub training: BTreeMap<String, Value>,
 }
 
-/// The kernels and dtypes that a run really uses, whatever the configuration asked for.
+/// The kernels and dtypes that a run uses in fact, whatever the configuration asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelInfo {
     /// The kernels in use, for [`Stamp::backend`].
     pub backend: &'static str,
     /// The instruction set, for [`Stamp::simd`].
     pub simd: String,
-    /// Form of the base's codes, for [`Stamp::quantization`].
+    /// The format of the quantized base weights, for [`Stamp::quantization`].
     pub quantization: String,
-    /// Of base weights and activations, for [`Stamp::dtype`].
+    /// The dtype of base weights and activations, for [`Stamp::dtype`].
     pub dtype: String,
 }
 
-/// The hashes that go into a stamp.
+/// The hashes that a stamp contains.
 #[derive(Debug, Clone, Copy)]
 pub struct Hashes<'a> {
-    /// Of the base weights; with random weights, a description of how they were drawn.
+    /// The hash of the base weights. For random weights, a description of how they were drawn.
     pub base_model: &'a str,
-    /// Of the tokenizer, added tokens included.
+    /// The hash of the tokenizer, with added tokens.
     pub tokenizer: &'a str,
-    /// Of the text of the chat template.
+    /// The hash of the chat template's text.
     pub chat_template: &'a str,
-    /// Of the tokenized training data.
+    /// The hash of the tokenized training data.
     pub data: &'a str,
 }
 
-/// A field with its values in the checkpoint and in the new run.
+/// A field that differs, with its values in the checkpoint and in the new run.
 struct Difference {
     key: String,
     saved: String,
@@ -85,8 +85,8 @@ struct Difference {
 }
 
 impl Stamp {
-    /// The stamp of a run. `placements` are its adapters. `saved` names the tensors that are trained in full or by rows beside
-    /// them, or alone with `mode: freeze`. Both are empty in full mode.
+    /// Makes the stamp of a run. `placements` are its adapters. `saved` names the tensors that are trained in full or
+    /// by rows, beside the adapters or (with `mode: freeze`) alone. Both are empty in full mode.
     pub fn new(
         config: &Config,
         placements: &[Placement],
@@ -101,7 +101,8 @@ impl Stamp {
                 "train.data_seed" => config.train.data_seed.unwrap_or(config.train.seed).into(),
                 _ => (option.get)(config),
             };
-            // Checkpoints from before a setting was there go on.
+            // Some settings are recorded only if they are not the default, so that a checkpoint from before this
+            // setting existed can be resumed.
             let told = !is_recorded_if_set(&path) || value != (option.get)(&defaults);
             told.then_some((path, value))
         });
@@ -125,12 +126,12 @@ impl Stamp {
         }
     }
 
-    /// Compares the stamp of a checkpoint (`self`, from `dir`) with that of the new run. Returns one line for each difference that
-    /// is accepted.
+    /// Compares the stamp of a checkpoint (`self`, from `dir`) with the stamp `now` of the new run. Returns one line
+    /// for each difference that is accepted.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`] with every refused difference, both sides shown; [`tunesmith_base::Kind::Config`] where
-    /// `allow` names no field.
+    /// [`tunesmith_base::Kind::Checkpoint`], with both values of every difference that is refused;
+    /// [`tunesmith_base::Kind::Config`]: `allow` names something that is not a field.
     pub fn compare(&self, now: &Self, allow: &[String], dir: &Path) -> Result<Vec<String>> {
         let (saved, now) = (self.fields()?, now.fields()?);
         for key in allow {
@@ -145,14 +146,14 @@ impl Stamp {
         }
         let nothing = Value::Null;
         let keys = saved.keys().chain(now.keys().filter(|key| !saved.contains_key(*key)));
-        // Other kernels differ in `backend`; the word for them says no more.
+        // If `backend` differs, other kernels are reported already, and the setting for them adds nothing.
         let other_kernels = saved.get("backend") != now.get("backend");
         let keys = keys.filter(|key| *key != BACKEND_WORD || (saved.contains_key(*key) && !other_kernels));
         let differences = keys.filter_map(|key| {
             let (saved, now) = (saved.get(key).unwrap_or(&nothing), now.get(key).unwrap_or(&nothing));
             (saved != now).then(|| Difference { key: key.clone(), saved: show(key, saved), now: show(key, now) })
         });
-        // The same rows in each step: then it makes no difference how many ranks share them.
+        // If a step has the same number of rows, it does not matter how many ranks share them.
         let rows = |fields: &BTreeMap<String, Value>| -> Option<u64> {
             let factors = ["world_size", "train.batch_size", "train.grad_accum"].map(|key| fields.get(key)?.as_u64());
             factors.into_iter().product()
@@ -182,10 +183,10 @@ impl Stamp {
         })
     }
 
-    /// All fields on one level, with the values that a file would give back.
+    /// All fields in one map, with the values that reading the file would give.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: a field that JSON does not have.
+    /// [`tunesmith_base::Kind::Checkpoint`]: a field has a value that JSON cannot write.
     pub fn fields(&self) -> Result<BTreeMap<String, Value>> {
         let bad = |error: serde_json::Error| Error::checkpoint("the stamp cannot be written").caused_by(error);
         let text = serde_json::to_string(self).map_err(bad)?;
@@ -197,7 +198,7 @@ impl Stamp {
     }
 }
 
-/// `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.
+/// Describes adapters in a line: `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.
 pub(super) fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     if placements.is_empty() && saved.is_empty() {
         return "none".into();
@@ -221,14 +222,14 @@ pub(super) fn describe_adapter(placements: &[Placement], saved: &[String]) -> St
     format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
 }
 
-/// The distinct values in order, with slashes between.
+/// The distinct values in ascending order, separated by slashes.
 fn distinct(mut values: Vec<f64>) -> String {
     values.sort_by(f64::total_cmp);
     values.dedup();
     values.iter().map(f64::to_string).collect::<Vec<_>>().join("/")
 }
 
-/// A field's value for people.
+/// The value of a field for messages.
 pub fn show(key: &str, value: &Value) -> String {
     match value {
         Value::String(text) => as_set(key, text),

@@ -1,4 +1,5 @@
-//! Compares the stamp of an adapter's run (`backend.json`) with the model that the adapter is merged into or used with.
+//! Compares the stamp of an adapter's run (`backend.json`) with the model that the adapter is to be merged into or used
+//! with.
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -11,7 +12,7 @@ use tunesmith_model::quantize::Held;
 
 /// The field with the hash of the base model's weights.
 pub const BASE_MODEL: &str = "base_model";
-/// The field with the form of the base's matrices.
+/// The field with the quantization of the base.
 const QUANTIZATION: &str = "quantization";
 
 /// Fields that a merge compares, and that `--allow` may let differ.
@@ -28,7 +29,7 @@ impl AdapterStamp {
     /// Reads the stamp in the adapter's folder, as checkpoints have it, or in the parent folder, as a run's result has it.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: there is one, and it cannot be read.
+    /// [`tunesmith_base::Kind::Checkpoint`]: there is a stamp, and it cannot be read.
     pub fn of(dir: &Path) -> Result<Option<Self>> {
         let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
         let places = [Some(real.join(STAMP)), real.parent().map(|parent| parent.join(STAMP))];
@@ -55,7 +56,7 @@ impl AdapterStamp {
     /// The quantization of the base during the run; `None` if the base was not quantized.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: the field is not of this version.
+    /// [`tunesmith_base::Kind::Checkpoint`]: this version does not know the value of the field.
     pub fn held(&self) -> Result<Option<Held>> {
         let Some(text) = self.field(QUANTIZATION) else { return Ok(None) };
         Held::parse(text).ok_or_else(|| {

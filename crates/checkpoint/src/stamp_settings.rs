@@ -1,9 +1,9 @@
-//! Which settings a resumed run must share with its checkpoint: those in [`COMPARED`]. A test lists every other setting,
-//! so that a new one is decided on.
+//! Decides which settings a resumed run must share with its checkpoint: those in [`COMPARED`]. A test lists every other
+//! setting, so that a decision is made about each new one.
 use tunesmith_config::OptionDef;
 use tunesmith_model::adapters::KINDS;
 
-/// A run with `bnb` does not resume with `unsloth` unless `--allow` names this, as in SFT-Play.
+/// A checkpoint of a run with `bnb` is not resumed with `unsloth` unless `--allow` names this setting, as in SFT-Play.
 pub(super) const BACKEND_WORD: &str = "tuning.backend";
 
 /// Settings that shape the training curve; each is compared. So are an adapter's settings that affect training alone
@@ -19,7 +19,7 @@ const COMPARED: &[&str] = &[
     "train.hysteresis",
     "train.grad_dtype",
     "train.min_loss_scale",
-    // The word that was asked for; `backend` says whose kernels computed.
+    // The value that was asked for. The stamp's field `backend` says which kernels have computed.
     BACKEND_WORD,
     "train.batch_size",
     "train.grad_accum",
@@ -49,7 +49,8 @@ const COMPARED: &[&str] = &[
     "data.split_special_tokens",
 ];
 
-/// Settings that are compared too, but recorded only where they are not the default: earlier checkpoints have none of them.
+/// Settings that are also compared, but recorded only if they are not the default, because earlier checkpoints do not
+/// have them.
 const RECORDED_IF_SET: &[&str] = &[
     "vision.load",
     "vision.encoder",
@@ -73,7 +74,7 @@ const RECORDED_IF_SET: &[&str] = &[
     "tuning.vision_target_modules",
 ];
 
-/// Fields that no `--allow` accepts: with another value the tensors do not fit.
+/// Fields for which `--allow` accepts no difference, because the tensors would not fit.
 pub(super) const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 
 /// Whether the stamp records the setting, so that a resumed run is compared with it.

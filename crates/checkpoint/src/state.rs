@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 pub struct TrainState {
     /// Optimizer steps done, skipped ones included; names the checkpoint.
     pub step: u64,
-    /// Epochs done, as a fraction.
+    /// Finished epochs, with the fraction of the current one.
     #[serde(with = "exact")]
     pub epoch: f64,
-    /// Position in the data, as the sampler writes it.
+    /// The position in the data, as the sampler stores it.
     pub sampler: serde_json::Value,
-    /// Updates that the optimizer has made, which its bias correction depends on.
+    /// How many updates the optimizer has made. Its bias correction depends on this number.
     pub optimizer_step: u64,
-    /// State of the optimizer that belongs to no tensor.
+    /// The optimizer's state that belongs to no tensor.
     #[serde(with = "exact_list")]
     pub optimizer_scalars: Vec<f64>,
     /// The best value of the evaluation metric so far.
     #[serde(with = "exact_option", alias = "best_loss")]
     pub best_metric: Option<f64>,
-    /// The name of that metric; `None` is the loss.
+    /// The name of that metric; `None` if it is the loss.
     #[serde(default)]
     pub best_metric_name: Option<String>,
     /// The step of that evaluation.
@@ -41,18 +41,18 @@ pub struct TrainState {
     pub seed: u64,
     /// Seed of the data's order.
     pub data_seed: u64,
-    /// Limit of tokens in one pass, if memory required fewer than the configuration allows.
+    /// The most tokens of a pass, if the memory required fewer than the configuration allows.
     #[serde(default)]
     pub max_tokens_per_pass: Option<usize>,
-    /// The choice of gradient checkpointing, if the configuration left it to measurement.
+    /// The chosen gradient checkpointing, if the configuration left the choice to a measurement.
     #[serde(default)]
     pub gradient_checkpointing: Option<serde_json::Value>,
-    /// Planned number of steps, which the learning rate schedule depends on.
+    /// The planned number of steps, on which the learning rate schedule depends.
     #[serde(default)]
     pub total_steps: Option<u64>,
 }
 
-/// Serializes an f64 as text: JSON readers may round the last place, and resume is bit-exact.
+/// Stores an f64 as text. JSON readers may round its last digit, and resume must be bit-exact.
 mod exact {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

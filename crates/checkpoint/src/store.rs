@@ -1,4 +1,5 @@
-//! The checkpoints in an output directory: finds the newest complete one, removes old ones, clears up after killed runs.
+//! Manages the checkpoints in an output directory: finds the newest complete one, removes old ones, and cleans up after
+//! killed runs.
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ fn step_of(name: &str) -> Option<u64> {
 const REPLACED: [&str; 7] =
     ["latest", "best", "adapter", "model", "backend.json", "config.resolved.yaml", "report.html"];
 
-/// Why a file or folder of a run has another name for a while.
+/// Why a file or folder of a run has a temporary name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Aside {
     /// It was being written: `NAME.tmp-PID`, or a file's [temporary name](temporary::target_name).
@@ -37,7 +38,7 @@ enum Aside {
     Removed,
 }
 
-/// Splits a name that a run gives for a while into the proper name and the reason. `None` for other names.
+/// Splits a temporary name into the proper name and the reason. `None` for any other name.
 fn moved_aside(name: &str) -> Option<(String, Aside)> {
     let (proper, aside) = if let Some(proper) = temporary::target_name(name) {
         (proper, Aside::Unfinished)
@@ -74,16 +75,16 @@ fn in_place(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The newest complete checkpoint, if there is one, and newer damaged ones with the reasons.
+/// The newest complete checkpoint, if there is one, and the newer damaged ones with their errors.
 pub(crate) type Newest = (Option<Complete>, Vec<(PathBuf, Error)>);
 
 /// Finds the newest complete checkpoint. Also returns the newer ones that are damaged, with the reasons; a checkpoint that
 /// `latest` names and that is missing counts as damaged.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Io`] where the directory cannot be read.
+/// [`tunesmith_base::Kind::Io`]: the directory cannot be read.
 pub fn newest_complete(root: &Path) -> Result<Newest> {
-    // One that was being replaced when its run died still counts, after the one in its place.
+    // A checkpoint that was being replaced when its run was killed still counts, after the one in its place.
     let aside = |name: &String| match moved_aside(name) {
         Some((proper, Aside::Replaced)) => Some((step_of(&proper)?, false, root.join(name))),
         _ => Some((step_of(name)?, true, root.join(name))),
@@ -118,10 +119,11 @@ pub fn newest_whole(root: &Path) -> Option<PathBuf> {
     in_place(root).ok()?.into_iter().map(|(_, dir)| dir).find(|dir| is_whole(dir))
 }
 
-/// Removes old checkpoints and returns them. The newest `keep_last` stay, and `best`, and folders with files of others.
+/// Removes old checkpoints and returns them. The newest `keep_last` stay, and so do `best` and folders with files of
+/// someone else.
 ///
-/// Nothing is removed unless one of those that stay is known to be good: it is `written`, which this process has just done, or
-/// it passes full verification.
+/// Nothing is removed unless one of the remaining ones is known to be good: it is `written`, which this process has
+/// just saved, or it passes full verification.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -144,7 +146,7 @@ pub fn prune(
         return Ok(Vec::new());
     }
     for dir in &going {
-        // Under another name first: a folder that is half removed must not look like a checkpoint.
+        // Renamed first: a folder that is half removed must not look like a checkpoint.
         let aside = beside(dir, "del");
         disk.rename(dir, &aside)
             .and_then(|()| discard(disk, &aside, dir))
@@ -185,15 +187,15 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
     Ok(removed)
 }
 
-/// Makes the text file `root/NAME` (`latest`, `best`) name a checkpoint, which must be complete. Without a checkpoint,
-/// removes the file. Leaves anything but a regular file as it is.
+/// Writes the text file `root/NAME` (`latest`, `best`), which names a complete checkpoint. Without a checkpoint,
+/// removes the file. Anything but a regular file stays as it is.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Checkpoint`] where it is not complete; [`tunesmith_base::Kind::Io`].
+/// [`tunesmith_base::Kind::Checkpoint`]: the checkpoint is not complete; [`tunesmith_base::Kind::Io`].
 pub fn write_pointer(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Result<()> {
     let path = root.join(name);
     let Some(dir) = dir else {
-        // What is no regular file is not the program's to remove.
+        // Something other than a regular file is not the program's, so it is not removed.
         return if path.exists() && files::obstacle(&path).is_none() {
             disk.remove(&path).map_err(|error| Error::io("remove", &path, &error))
         } else {
@@ -201,8 +203,8 @@ pub fn write_pointer(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path
         };
     };
     Manifest::read(dir)?.check_sizes(dir)?;
-    // Somebody put a FIFO, a folder or a link there. The checkpoint is whole all the same, and a run that watches its
-    // files reports it.
+    // Someone put a FIFO, a folder or a link there. The checkpoint itself is complete, and a run that watches its files
+    // reports this.
     if files::obstacle(&path).is_some() {
         return Ok(());
     }
@@ -219,10 +221,11 @@ pub fn named(root: &Path, name: &str) -> Option<PathBuf> {
     Some(root.join(target))
 }
 
-/// Resolves a path of the user: a folder is returned as it is, and a file such as `runs/my-run/best` as the folder that it names.
+/// Resolves a path that the user gives: a folder stays as it is, and a file such as `runs/my-run/best` becomes the
+/// folder that it names.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Checkpoint`]: a file that names no checkpoint.
+/// [`tunesmith_base::Kind::Checkpoint`]: the file does not name a checkpoint.
 pub fn followed(path: &Path) -> Result<PathBuf> {
     if !path.is_file() {
         return Ok(path.to_owned());
@@ -238,7 +241,7 @@ pub fn followed(path: &Path) -> Result<PathBuf> {
 /// Checks that the disk at `path` has room for `bytes` in `files` files and folders.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Io`], with what is needed and what is free.
+/// [`tunesmith_base::Kind::Io`], with the needed and the free space.
 pub fn preflight(path: &Path, bytes: u64, files: u64) -> Result<()> {
     let existing = path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
     let free = free_space(existing).map_err(|error| Error::io("inspect", existing, &error))?;

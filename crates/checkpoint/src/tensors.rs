@@ -1,4 +1,4 @@
-//! Sets of tensors with names, and the comparison of the set in a file with the set that a model needs.
+//! Named sets of tensors, and the comparison of the set in a file with the set that a model needs.
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -11,7 +11,7 @@ pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 /// Named tensors in flat buffers, for the safetensors writer.
 pub(crate) type NamedTensors<'a> = Vec<(String, Vec<usize>, &'a [f32])>;
 
-/// The tensors of a flat buffer by name.
+/// Gives the tensors of a flat buffer their names and shapes.
 pub fn named<'a>(specs: &[ParamSpec], values: &'a [f32]) -> NamedTensors<'a> {
     specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone(), &values[spec.range()])).collect()
 }

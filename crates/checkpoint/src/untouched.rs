@@ -1,5 +1,6 @@
-//! Tensors of modules that an adapter's file holds whole, though no gradient comes to them: an encoder's token for masked patches, its pooling
-//! head, its last block. PEFT wants every tensor of such a module. They are copied from the base's files while the adapter is written.
+//! Tensors that an adapter's file must have although training never changes them. PEFT wants every tensor of a module
+//! in `modules_to_save`, also those that get no gradient: an encoder's token for masked patches, its pooling head, its
+//! last block. They are copied from the base's files while the adapter is written.
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,7 +10,7 @@ use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
 use tunesmith_model::weights::{Numbers, WeightFiles, Wrapping};
 
-/// Tensors that are copied.
+/// The tensors to copy, and the files to copy them from.
 #[derive(Debug, Default)]
 pub struct Untouched {
     from: Option<Wrapping>,
@@ -18,9 +19,9 @@ pub struct Untouched {
 
 #[derive(Debug)]
 struct Copied {
-    /// Its name in the whole model.
+    /// The name in the whole model.
     name: String,
-    /// Its name in the files.
+    /// The name in the files that it is copied from.
     stored: String,
     shape: Vec<usize>,
     numbers: Numbers<'static>,
@@ -34,7 +35,8 @@ impl PartialEq for Untouched {
 }
 
 impl Untouched {
-    /// Those of the base of `arch`, in which `arch.vision` says what is trained. `weights` are the decoder's files.
+    /// Finds them in the files of the base model. `arch.vision` says what is trained; `weights` are the decoder's
+    /// files.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the encoder's files cannot be read.
@@ -52,10 +54,10 @@ impl Untouched {
         Self::named(from, named)
     }
 
-    /// Those of the adapter in `dir` on a model whose `arch.vision` says what the adapter has trained.
+    /// Finds them in the files of the adapter in `dir`. `arch.vision` says what the adapter has trained.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: its file cannot be read.
+    /// [`tunesmith_base::Kind::Checkpoint`]: the adapter's file cannot be read.
     pub fn of_adapter(dir: &Path, arch: &Arch) -> Result<Self> {
         let Some(vision) = &arch.vision else { return Ok(Self::default()) };
         let (from, untouched) = (Wrapping::of(open_weights(dir)?), vision.untouched());
@@ -71,7 +73,7 @@ impl Untouched {
         let all = from.tensors(false)?;
         let of = |(name, stored): (String, String)| {
             let (_, shape, numbers) = all.iter().find(|(other, ..)| *other == stored)?;
-            // Counters and the like are no parameters.
+            // Integers, such as counters, are no parameters.
             let floats = from.dtype(&stored).is_some() || matches!(numbers, Numbers::Fetched(..));
             floats.then(|| Copied { name, stored, shape: shape.clone(), numbers: *numbers })
         };
@@ -79,31 +81,32 @@ impl Untouched {
         Ok(Self { from: Some(from), tensors })
     }
 
-    /// Whether a tensor of the model is one of them.
+    /// Whether this tensor of the model is copied.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.iter().any(|it| it.name == name)
     }
 
-    /// Whether there are none.
+    /// Whether nothing is copied.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// Their bytes in a file.
+    /// The bytes that the tensors take in a file.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|it| it.numbers.bytes()).sum()
     }
 
-    /// Names, shapes, and numbers in an adapter's file, but for those that are in `others`; for [`Untouched::write`].
+    /// Names, shapes and numbers of the tensors as an adapter's file has them, except those whose names are in
+    /// `others`. [`Untouched::write`] writes the numbers.
     pub(super) fn beside(&self, others: &BTreeSet<&str>) -> Vec<(String, Vec<usize>, Numbers<'static>)> {
         let named = self.tensors.iter().map(|it| (format!("{PREFIX}{}", it.name), it.shape.clone(), it.numbers));
         named.filter(|(name, ..)| !others.contains(name.as_str())).collect()
     }
 
-    /// Writes the numbers of one of them, by its name in an adapter's file.
+    /// Writes the numbers of the tensor with this name in an adapter's file.
     ///
     /// # Errors
-    /// The files' or the writer's.
+    /// The files cannot be read, or the writer fails.
     pub(super) fn write(&self, name: &str, numbers: Numbers<'_>, writer: &mut dyn Write) -> io::Result<()> {
         let found = self.tensors.iter().find(|it| name.strip_prefix(PREFIX) == Some(&it.name));
         let (from, found) = self.from.as_ref().zip(found).ok_or(io::ErrorKind::NotFound)?;

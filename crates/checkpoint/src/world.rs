@@ -1,4 +1,4 @@
-//! The second encoder of a merged model and its projector (`vision.world`), in files of their own next to it.
+//! The files of a merged model's second vision encoder and its projector (`vision.world`), next to those of the model.
 use super::beside::BesideFile;
 use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
@@ -7,12 +7,12 @@ use tunesmith_config::vision::{VisionArch, WORLD_ENCODER, WORLD_PROJECTOR, WORLD
 use tunesmith_model::vision_files::open_latents;
 use tunesmith_model::weights::{Dtype, Wrapping};
 
-/// The prefix of the encoder's names in the file.
+/// The prefix of the encoder's tensors in the file.
 const ENCODER: &str = "world_encoder.";
-/// The same of the projector's.
+/// The prefix of the projector's tensors in the file.
 const PROJECTOR: &str = "world_projector.";
 
-/// The files of a second encoder that are to be written.
+/// The settings and weights of a second encoder and its projector, ready to be written.
 #[derive(Debug)]
 pub struct WorldFiles<'a> {
     world: &'a World,
@@ -20,12 +20,13 @@ pub struct WorldFiles<'a> {
 }
 
 impl<'a> WorldFiles<'a> {
-    /// Those of a model in which the projector's tensors are those that `changed` accepts. They are written in `dtype`, or else in
-    /// float32; the encoder's stay as they are. `None` without a second encoder.
+    /// Finds what to write for a model with a second encoder; `None` for a model without one. If `changed` accepts all
+    /// tensors of the projector, they are written with new values in `dtype`, by default float32. Otherwise they are
+    /// copied, as the encoder's tensors are.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: the encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: the projector was never
-    /// trained.
+    /// [`tunesmith_base::Kind::Model`]: the encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: the
+    /// projector was neither trained nor stored.
     pub fn of(
         vision: Option<&'a VisionArch>,
         changed: &dyn Fn(&str) -> bool,
@@ -52,25 +53,26 @@ impl<'a> WorldFiles<'a> {
         Ok(Some(Self { world, weights: BesideFile { from, copied, computed } }))
     }
 
-    /// Whether a tensor is the encoder's or the projector's.
+    /// Whether this is the name of a tensor of the second encoder or its projector.
     pub fn hold(name: &str) -> bool {
         name.starts_with(WORLD_ENCODER) || name.starts_with(WORLD_PROJECTOR)
     }
 
-    /// Whether a tensor is one of the trained projector.
+    /// Whether this tensor of the projector is written with new values.
     pub fn has(&self, name: &str) -> bool {
         self.weights.has(name)
     }
 
-    /// Bytes of all tensors of the file of weights.
+    /// The size of the weights file in bytes, without its header.
     pub fn bytes(&self) -> u64 {
         self.weights.bytes()
     }
 
-    /// Writes settings and weights. `values` gives the numbers of the trained projector, which must be finite in the dtype.
+    /// Writes the settings and the weights. `values` returns the new values of a tensor; they must be finite in its
+    /// dtype.
     ///
     /// # Errors
-    /// Those of the disk and of `values`.
+    /// The errors of the disk and of `values`.
     pub fn stage(
         &self,
         staging: &mut StagedFolder<'_>,

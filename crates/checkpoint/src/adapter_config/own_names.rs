@@ -1,9 +1,10 @@
-//! The module names of an adapter on a family whose names in Transformers are not the engine's (GPT-2).
+//! Writes the module names of an adapter on a family whose names in Transformers differ from the engine's (GPT-2).
 use serde_json::{Map, Value};
 
 use tunesmith_config::arch::ModuleNames;
 
-/// Replaces names of the engine by those of Transformers, and says whether the modules' matrices are transposed there.
+/// Replaces the engine's names in `fields` by those of Transformers, and sets `fan_in_fan_out` to whether the matrices
+/// are transposed there.
 pub(super) fn write(names: &ModuleNames, fields: &mut Map<String, Value>) {
     let Some(naming) = names.naming else { return };
     let module = |name: &str| if name == "embed_tokens" { names.embedding.to_owned() } else { naming.stored(name) };

@@ -1,5 +1,5 @@
-//! Whether the settings of a run, as they are written, are enough to read its adapter: they must select the same modules, with the same
-//! ranks and scales.
+//! Checks that the settings of an adapter, as they are written to `adapter_config.json`, are enough to read it back:
+//! they must select the same modules with the same ranks and scales.
 use std::path::Path;
 
 use super::AdapterConfig;
@@ -11,11 +11,12 @@ use tunesmith_model::adapters;
 use tunesmith_model::targets::{Placement, Targets};
 
 impl AdapterConfig {
-    /// As [`AdapterConfig::of`] and then [`AdapterConfig::with_tokens`], such that the file gives these placements on the model. Where
-    /// the settings as the user wrote them do not, every module is listed by its full name.
+    /// The settings to save ([`AdapterConfig::of`], then [`AdapterConfig::with_tokens`]), such that reading them gives
+    /// these placements on the model again. If the settings as the user wrote them do not, every module is listed by
+    /// its full name.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: no form of the settings does.
+    /// [`tunesmith_base::Kind::Config`]: neither form of the settings gives these placements.
     pub fn readable(
         tuning: &TuningConfig,
         placements: &[Placement],
@@ -28,7 +29,7 @@ impl AdapterConfig {
             method.list(placements, &mut listed.tuning);
         }
         listed.tuning.lora.init_lora_weights = tuning.lora.init_lora_weights;
-        // PEFT knows the names of Transformers alone.
+        // PEFT knows only the names of Transformers.
         if Targets::of(tuning).needs_other_names(arch)? {
             let listed = listed.with_tokens(arch)?;
             return listed.check_read_back(placements, arch).map(|()| listed);

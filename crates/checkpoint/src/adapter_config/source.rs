@@ -1,4 +1,5 @@
-//! Reads the fields of an `adapter_config.json`, and refuses those that ask for what this program does not compute.
+//! Reads the fields of an `adapter_config.json`, and refuses those that ask for something this program does not
+//! compute.
 use std::io::Read;
 use std::path::Path;
 
@@ -40,7 +41,7 @@ impl Source<'_> {
         let found = self.map.get(key).unwrap_or(&Value::Null).to_string();
         let found: String = found.chars().take(80).collect();
         let instead = match key {
-            // PiSSA, OLoRA, and CorDA take a part out of the base; PEFT converts their adapters while it saves them.
+            // PiSSA, OLoRA and CorDA take a part out of the base. PEFT converts such adapters when it saves them.
             "init_lora_weights" => {
                 "the adapter belongs to a changed base: save it in PEFT with path_initial_model_for_weight_conversion, or merge it there"
                     .to_owned()
@@ -93,7 +94,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Reads the settings of a kind.
+    /// Reads the settings of this kind of adapter.
     pub fn settings(&self, about: &About) -> Result<TuningConfig> {
         let absent = object(about.absent);
         let mut config = Config::default();
@@ -109,7 +110,7 @@ impl Source<'_> {
                 value = NO_MODULE.into();
             }
             if let (Some(word), true) = (value.as_str(), def.name.ends_with("_modules")) {
-                // PEFT reads this word in any case, and no second word for it.
+                // PEFT accepts this word in upper and lower case, and no other word for it.
                 match word.to_lowercase().as_str() {
                     "all-linear" => value = "all-linear".into(),
                     "auto" => value = "(?:auto)".into(),
@@ -117,7 +118,7 @@ impl Source<'_> {
                 }
             }
             let set = |config: &mut Config, value: &Value| (def.set)(config, &Node::from(value));
-            // One name or number stands for a list of it.
+            // A single name or number stands for a list with one item.
             let alone = (value.is_string() || value.is_number()) && !def.name.ends_with("_modules");
             let alone = alone.then(|| json!([value]));
             if set(&mut config, &value).is_err() && alone.is_none_or(|list| set(&mut config, &list).is_err()) {

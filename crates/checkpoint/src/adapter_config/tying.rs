@@ -1,4 +1,4 @@
-//! What PEFT makes of `ensure_weight_tying`.
+//! Reads `ensure_weight_tying` as PEFT does.
 use std::path::Path;
 
 use super::AdapterConfig;
@@ -9,15 +9,16 @@ use tunesmith_config::arch::LM_HEAD;
 const TIED: [&str; 2] = ["embed_tokens", "lm_head"];
 
 impl AdapterConfig {
-    /// Drops `ensure_weight_tying` where PEFT has trained and saved one of `modules_to_save` alone. A file that has the head too is of
-    /// one matrix: PEFT writes `wte` for the `lm_head` that was asked for.
+    /// Clears `ensure_weight_tying` if PEFT has trained and saved one of `modules_to_save` alone, because the module
+    /// has another name than those that PEFT ties. If the file has the head too, both were one matrix: PEFT writes
+    /// `wte` for the `lm_head` that was asked for.
     pub(super) fn tie_as_peft(&mut self, dir: &Path) {
         let lora = &mut self.tuning.lora;
         let ties = |module: &String| TIED.contains(&module.rsplit('.').next().unwrap_or(module));
         if !lora.ensure_weight_tying || lora.modules_to_save.is_empty() || lora.modules_to_save.iter().any(ties) {
             return;
         }
-        // A file that cannot be read is an error where its tensors are.
+        // If the file cannot be read, the reader of its tensors reports it.
         lora.ensure_weight_tying =
             open_weights(dir).map_or(true, |weights| weights.shape(&format!("{PREFIX}{LM_HEAD}")).is_some());
     }

@@ -1,4 +1,4 @@
-//! The module names of an adapter on a language model that is part of a multimodal one.
+//! Writes the module names of an adapter on the language model of a multimodal model.
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 use tunesmith_config::arch::{ENCODER_DECODER, Wrapper};
 use tunesmith_model::targets::Placement;
 
-/// Module names of an adapter on a multimodal model. They are full paths: a bare name would also match the vision tower.
+/// The module names of such an adapter. They are full paths, because a bare name would also match modules of the vision
+/// tower.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wrapped {
     pub(super) wrapper: &'static Wrapper,
@@ -18,7 +19,8 @@ impl Wrapped {
     pub(super) fn new(wrapper: &'static Wrapper, placements: &[Placement], saved: &[String]) -> Self {
         let named = placements.iter().filter(|placement| placement.experts.is_none());
         let names: Vec<&str> = named.map(|placement| placement.module.as_str()).collect();
-        // Grouped by their name within a block, to write one expression if every block has the same modules.
+        // Grouped by their names within a block. If every block has the same modules, one regular expression names them
+        // all.
         let mut blocks: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for name in &names {
             let place = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
@@ -43,11 +45,11 @@ impl Wrapped {
         Self { wrapper, target_modules, modules_to_save }
     }
 
-    /// Replaces the fields that name modules by the full paths.
+    /// Replaces the module names in `fields` by full paths.
     pub(super) fn write(&self, fields: &mut Map<String, Value>) {
         for (key, value) in &mut *fields {
             match (key.as_str(), value) {
-                // GPT-2's matrices are transposed, whatever holds it.
+                // GPT-2's matrices are transposed, also in a multimodal model.
                 ("fan_in_fan_out", value) => *value = (*self.wrapper == ENCODER_DECODER).into(),
                 ("target_modules", value) => *value = self.target_modules.clone(),
                 ("exclude_modules" | "layers_to_transform" | "layers_pattern", value) => *value = Value::Null,
