@@ -1,5 +1,6 @@
 //! Batch arithmetic: from rows to micro-batches, optimizer steps and the whole run, as Hugging Face's Trainer counts
-//! them. It is printed before step 1: a wrong effective batch or step count costs the most and shows the latest.
+//! them. The table is printed before step 1, because a wrong effective batch or number of steps is expensive and is
+//! noticed late.
 //!
 //! ```text
 //! effective batch         = batch_size grad_accum world
@@ -29,28 +30,28 @@ pub struct Request {
     pub world: u64,
     /// Passes over the data; may be a fraction.
     pub epochs: f64,
-    /// Optimizer steps of the run; used instead of `epochs` where it is above 0.
+    /// Optimizer steps of the run; used instead of `epochs` if it is above 0.
     pub max_steps: i64,
-    /// Warm-up steps; used instead of the ratio where above 0.
+    /// Warm-up steps; used instead of `warmup_ratio` if it is above 0.
     pub warmup_steps: u64,
     /// Warm-up as a share of all steps.
     pub warmup_ratio: f64,
 }
 
-/// Every derived number of the run's schedule.
+/// The numbers of a run's schedule, derived from a [`Request`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Batches {
-    /// What the numbers follow from.
+    /// What the numbers were derived from.
     pub request: Request,
     /// `batch_size * grad_accum * world`: rows of a full optimizer step.
     pub effective_batch: u64,
-    /// Micro-batches of one epoch on one rank; the last may be short.
+    /// Micro-batches of one epoch on one rank; the last one may have fewer rows.
     pub micro_batches_per_epoch: u64,
-    /// Optimizer steps of one epoch; the last may be short.
+    /// Optimizer steps of one epoch; the last one may have fewer micro-batches.
     pub steps_per_epoch: u64,
     /// Optimizer steps of the run.
     pub total_steps: u64,
-    /// Steps over which the learning rate rises from 0.
+    /// Steps in which the learning rate rises from 0.
     pub warmup_steps: u64,
 }
 
@@ -70,11 +71,12 @@ impl Batches {
         self.request.warmup(total_steps)
     }
 
-    /// Does the arithmetic, as Hugging Face's Trainer does: partial batches at an epoch's end count as steps,
+    /// Derives the numbers as Hugging Face's Trainer does: partial batches at the end of an epoch count as steps, and
     /// `epochs` and the warm-up ratio are rounded up to whole steps.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: no rows. [`tunesmith_base::Kind::Config`]: a run of no steps.
+    /// [`tunesmith_base::Kind::Data`]: there are no rows. [`tunesmith_base::Kind::Config`]: the run would have no
+    /// steps.
     pub fn new(request: Request) -> Result<Self> {
         let Request { rows, batch_size, grad_accum, world, .. } = request;
         if rows == 0 {
@@ -97,7 +99,7 @@ impl Batches {
         Ok(Self { request, effective_batch, micro_batches_per_epoch, steps_per_epoch, total_steps, warmup_steps })
     }
 
-    /// Epochs that the run covers, which may be a fraction or more than was asked for.
+    /// How many epochs the run covers. This may be a fraction, or more than was asked for.
     pub fn epochs(&self) -> f64 {
         self.total_steps as f64 / self.steps_per_epoch as f64
     }

@@ -1,7 +1,7 @@
-//! How much disk space saving needs, in bytes, so that a disk which is too small is refused before the first step and
-//! not after the last.
+//! How much disk space a run's checkpoints and results take, in bytes. A disk that is too small is refused before the
+//! first step and not after the last one.
 
-/// Room beside the tensors: headers, JSON files, metrics, logs, the report.
+/// Room for everything but tensors: headers, JSON files, metrics, logs, the report.
 const SMALL_FILES: u64 = 1 << 20;
 
 /// Bytes of one checkpoint: `trainable` values in f32, `optimizer` bytes of state, `extra_files` bytes of files that

@@ -20,17 +20,17 @@ use tunesmith_config::arch::{
     PER_LAYER_PROJECTION, PartSpec,
 };
 
-/// Operations of some rows, forward and backward.
+/// FLOPs of some rows, forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Flops {
-    /// Operations that the result needs: those of model FLOPs utilization (MFU).
+    /// FLOPs that the result needs. Model FLOPs utilization (MFU) counts these.
     pub useful: f64,
-    /// Operations of blocks that gradient checkpointing runs again.
+    /// FLOPs of blocks that gradient checkpointing runs again.
     pub again: f64,
 }
 
 impl Flops {
-    /// All operations: those of hardware FLOPs utilization (HFU).
+    /// All FLOPs. Hardware FLOPs utilization (HFU) counts these.
     pub const fn total(&self) -> f64 {
         self.useful + self.again
     }
@@ -58,32 +58,33 @@ impl std::ops::Add for Flops {
     }
 }
 
-/// What a token costs in a model: computed once, then used for rows of any lengths.
+/// The FLOPs of a token in a model. They are computed once, then used for rows of any lengths.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Costs {
-    /// Operations of a token in the blocks, without attention's pairs.
+    /// FLOPs of a token in the blocks, without attention between tokens.
     token: Flops,
-    /// Operations of a label token in the LM head.
+    /// FLOPs of a label token in the LM head.
     label: f64,
-    /// Operations of a pair of query and key, summed over the blocks that have the same sliding window.
+    /// FLOPs of a pair of query and key, summed over all blocks with the same sliding window.
     pairs: Vec<(Option<usize>, Flops)>,
-    /// Rows of the image that each text reads by cross-attention; 0 where none does.
+    /// How many rows of an image each text reads by cross-attention; 0 if it reads none.
     image_rows: f64,
-    /// Operations of such a row in the blocks, and of a pair of a token and such a row.
+    /// FLOPs of such a row in the blocks, and FLOPs of a pair of a token and such a row.
     across: [Flops; 2],
-    /// Operations of a row's images in encoder and connector.
+    /// FLOPs of a row's images in encoder and connector.
     images: f64,
 }
 
 impl Costs {
-    /// The costs of training that `job` describes. Blocks below the lowest trained one have no backward pass.
+    /// Computes the costs of the training that `job` describes. Blocks below the lowest trained one have no backward
+    /// pass.
     pub fn new(job: &Job<'_>) -> Self {
         let (arch, trained) = (job.arch, &job.trained);
         let mut matrices = Matrices::default();
         matrices.read(arch);
         let [_, of_image, _] =
             CrossAttentionSpec::LINEARS.map(|name| format!(".{}.{name}", CrossAttentionSpec::MODULE));
-        // Of tokens, or of an image's rows.
+        // Whether a matrix multiplies the rows of an image (`image`) or the tokens of the text.
         let is = |name: &str, image: bool| name.contains(&of_image) == image;
         let adapters = |block: usize, image: bool| -> f64 {
             let prefix = format!("model.layers.{block}.");
@@ -101,7 +102,7 @@ impl Costs {
         };
         let blocks = arch.num_hidden_layers;
         let embeds = trained.tensors.contains("model.embed_tokens.weight") || !arch.token_rows.embedding.is_empty();
-        // The gradient of an image comes through all blocks.
+        // The gradient of an image passes through all blocks.
         let of_images = arch
             .vision
             .as_ref()
@@ -136,7 +137,8 @@ impl Costs {
                 costs.across[0] += passes(true);
                 costs.across[1] += pair(cross.size() as f64);
             }
-            // A token reads a state, changes it and reads it again; backward does about twice as much, behind a second pass forward.
+            // A token reads the state, changes it and reads it again. The backward pass takes about twice as much,
+            // after running the forward pass once more.
             let state = 2.0 * 3.0 * states(spec);
             costs.token.useful += state * (1.0 + 2.0 * back);
             costs.token.again += state * (back + again);
@@ -152,13 +154,13 @@ impl Costs {
         costs
     }
 
-    /// The operations of one of the images that the job's rows show; none where they show none.
+    /// FLOPs of one of the images that the job's rows show; 0 if they show none.
     pub fn image(job: &Job<'_>) -> ImageFlops {
         let shown = job.arch.vision.as_ref().zip(job.pictures);
         shown.map(|(vision, shown)| ImageFlops::of(vision, &job.trained, &shown.size)).unwrap_or_default()
     }
 
-    /// The operations of rows of these lengths, in tokens, with `labels` label tokens in all.
+    /// FLOPs of rows with these lengths in tokens, which have `labels` label tokens together.
     pub fn of(&self, lengths: impl IntoIterator<Item = usize>, labels: f64) -> Flops {
         let mut sum = Flops { useful: labels * self.label, again: 0.0 };
         for length in lengths {
@@ -167,7 +169,7 @@ impl Costs {
             sum += self.token * tokens + (row + pair * tokens) * self.image_rows;
             sum.useful += self.images;
             for (window, pair) in &self.pairs {
-                // Half of a square, less the triangle that the window hides.
+                // Half of a square, without the triangle that the window hides.
                 let hidden = window.map_or(0.0, |window| tokens - (window as f64).min(tokens));
                 sum += *pair * ((tokens * tokens - hidden * hidden) / 2.0);
             }
@@ -176,14 +178,14 @@ impl Costs {
     }
 }
 
-/// The block with which a matrix counts: what every block takes, and what makes several streams and brings them together, is computed
-/// once.
+/// The block to which a matrix is counted. The projections that are computed once for all blocks count to block 0:
+/// those of per-layer inputs, and those that make several streams and join them.
 fn place(name: &str) -> Option<usize> {
     let once = [PER_LAYER_PROJECTION, ALTUP_PROJECTIONS, ALTUP_UNEMBED_PROJECTIONS];
     block_of(name).or_else(|| once.iter().any(|module| name.starts_with(module)).then_some(0))
 }
 
-/// Numbers of the states of a block with linear attention.
+/// How many numbers the states of linear attention in a block have.
 fn states(block: &BlockSpec) -> f64 {
     let of = |branch: &BranchSpec| match &branch.part {
         PartSpec::DeltaNet(spec) => (spec.value_size() * spec.key_dim) as f64,
@@ -193,12 +195,12 @@ fn states(block: &BlockSpec) -> f64 {
     block.branches.iter().map(of).sum()
 }
 
-/// How many numbers of each matrix a token passes.
+/// How many weights of each matrix a token is multiplied with.
 #[derive(Debug, Default)]
 struct Matrices {
-    /// By the tensor's name. An expert counts by the share of tokens that go through it.
+    /// By the name of the tensor. The weights of an expert count by the share of tokens that it gets.
     of: BTreeMap<String, f64>,
-    /// The sum of each block.
+    /// The sum for each block.
     blocks: Vec<f64>,
     /// `[rows, columns]` of the weight of each linear module, by its name.
     shapes: BTreeMap<String, [u64; 2]>,
@@ -218,7 +220,8 @@ impl Matrices {
         self.shapes = arch.linear_modules().into_iter().chain(arch.routers()).map(shape).collect();
     }
 
-    /// Numbers of a module's adapter that a token passes; an expert's counts by the share of tokens.
+    /// How many weights of a module's adapter a token is multiplied with. Those of an expert count by the share of
+    /// tokens that it gets.
     fn numbers(&self, arch: &Arch, module: &str, adapter: &dyn Footprint) -> f64 {
         let experts = arch.experts.as_ref().filter(|_| module.contains(".experts."));
         let ([out, inputs], times) = match experts {

@@ -1,5 +1,5 @@
-//! Floating-point operations of an image on its way to the decoder: through encoder and connector, forward, and backward where they
-//! are trained. Counted as for text ([`super::flops`]).
+//! FLOPs of an image on its way to the decoder: through the encoder and the connector, forward, and backward as far as
+//! they are trained. They are counted as for text ([`super::flops`]).
 use super::memory::footprint::Shape;
 use super::memory::{ImageSize, Trained};
 use tunesmith_config::arch::LinearSpec;
@@ -7,17 +7,17 @@ use tunesmith_config::vision::{
     Connector, Convolution, Encoder, Features, LatentEncoder, LatentLayer, Step, VisionArch,
 };
 
-/// Operations of one image.
+/// The FLOPs of one image.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ImageFlops {
-    /// In each step that shows it.
+    /// In each step that shows the image.
     pub step: f64,
-    /// Once before training, where its features are kept.
+    /// Once before training, if the image's features are computed then and cached.
     pub ahead: f64,
 }
 
 impl ImageFlops {
-    /// Those of an image of this size in training.
+    /// The FLOPs of an image of this size in the training of `trained`.
     pub fn of(vision: &VisionArch, trained: &Trained, size: &ImageSize) -> Self {
         let world = vision.world.as_deref();
         let encoders =
@@ -26,7 +26,7 @@ impl ImageFlops {
         let rows = size.outputs as f64;
         let connectors =
             |trains: bool| -> f64 { vision.connectors().map(|it| connector(it, rows, trains, trains_encoder)).sum() };
-        // A second encoder's projector is always trained.
+        // The projector of a second encoder is always trained.
         let projector = world.map_or(0.0, |world| connector(&world.projector, world.rows() as f64, true, false));
         let behind = connectors(vision.training.connector) + projector;
         match vision.features {
@@ -41,25 +41,26 @@ fn numbers(linear: &LinearSpec) -> f64 {
     linear.in_features as f64 * linear.out_features as f64
 }
 
-/// Numbers of the matrices of a block.
+/// How many weights the matrices of a block have.
 fn block(encoder: &Encoder, layer: usize) -> f64 {
     encoder.block_linears(layer).iter().map(numbers).sum()
 }
 
-/// Operations of attention's pairs in a block, forward.
+/// FLOPs of the attention scores and their products with values in a block, forward.
 fn pairs(encoder: &Encoder, layer: usize, size: &ImageSize) -> f64 {
     let pairs = size.pairs[usize::from(encoder.is_windowed(layer))];
     4.0 * (encoder.num_heads * encoder.head_dim) as f64 * pairs as f64
 }
 
-/// Operations of an encoder's forward pass.
+/// FLOPs of an encoder's forward pass.
 fn encoder(encoder: &Encoder, size: &ImageSize) -> f64 {
     let stem = 2.0 * size.patches as f64 * numbers(&encoder.patch_embedding());
     let of_block = |layer| 2.0 * size.tokens as f64 * block(encoder, layer) + pairs(encoder, layer, size);
     stem + (0..encoder.feature.blocks).map(of_block).sum::<f64>()
 }
 
-/// Operations of an encoder's backward pass and of its adapters: down to the lowest block that has something trained.
+/// FLOPs of an encoder's backward pass and of its adapters. The backward pass ends at the lowest block with a trained
+/// parameter.
 fn backward(vision: &VisionArch, trained: &Trained, size: &ImageSize) -> f64 {
     let (encoder, training) = (&vision.encoder, &vision.training);
     let blocks = encoder.feature.blocks;
@@ -80,7 +81,7 @@ fn backward(vision: &VisionArch, trained: &Trained, size: &ImageSize) -> f64 {
     stem + (lowest..blocks).map(of_block).sum::<f64>() + adapted.iter().map(of_adapter).sum::<f64>()
 }
 
-/// Operations of a connector for so many rows of an encoder. The gradient of a matrix's input is computed where something before the
+/// FLOPs of a connector for `rows` outputs of an encoder. A matrix's input has a gradient only if something before the
 /// matrix is trained.
 fn connector(connector: &Connector, rows: f64, trains: bool, trains_encoder: bool) -> f64 {
     let (mut rows, mut below, mut useful) = (rows, trains_encoder, 0.0);
@@ -111,9 +112,9 @@ fn connector(connector: &Connector, rows: f64, trains: bool, trains_encoder: boo
     useful
 }
 
-/// Operations of an encoder of latents on a square image.
+/// FLOPs of an encoder of latents (a VAE) on a square image of `side` pixels.
 fn latents(encoder: &LatentEncoder, side: usize) -> f64 {
-    // Of a kernel with planes only the last one meets an image, which is one frame.
+    // For a convolution over frames, the image is one frame, which only the last plane of the kernel reads.
     let convolution = |it: &Convolution, side: usize| {
         let places = it.size(side).pow(2) as f64;
         2.0 * places * (it.shape[0] * it.shape[1] * it.side() * it.side()) as f64

@@ -1,4 +1,4 @@
-//! What a run will do, computed before it starts, by pure functions.
+//! Computes what a run will do before it starts, by pure functions: its steps, memory, disk space, FLOPs and speed.
 //!
 //! - [`batches`]: from rows to optimizer steps; [`rates`]: the learning rate over them.
 //! - [`memory`]: the bytes that a rank needs; [`strategies`]: the same for each way to share a run among ranks.

@@ -1,5 +1,5 @@
-//! What a run uses of a machine by default: device, engine between ranks, number types, micro-batch, threads. These are
-//! pure functions of what the machine has, so that tests can try machines which are not there.
+//! Decides what a run uses of a machine by default: device, engine between ranks, number types, micro-batch, threads.
+//! These are pure functions of a description of the machine, so that tests can try machines which they do not run on.
 use tunesmith_base::words::{are, count};
 
 /// The operating system of a machine.
@@ -40,21 +40,21 @@ impl System {
     }
 }
 
-/// An NVIDIA GPU, as the driver describes it.
+/// An NVIDIA GPU, as its driver describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
     /// Product name, such as `NVIDIA H200`.
     pub name: String,
-    /// Compute capability, such as `(8, 9)`; `None` where the driver does not say.
+    /// Compute capability, such as `(8, 9)`; `None` if the driver does not report it.
     pub capability: Option<(u32, u32)>,
 }
 
-/// The parts of a machine that decide what runs on it.
+/// What decides how a machine is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     /// The operating system.
     pub system: System,
-    /// The GPUs that the driver shows.
+    /// The GPUs that the driver reports.
     pub cards: Vec<Card>,
     /// Logical processors that the program may use.
     pub cores: usize,
@@ -69,18 +69,18 @@ pub enum Engine {
     Cuda,
 }
 
-/// How many ranks there are.
+/// How many ranks there are, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Ranks on all machines together.
     pub ranks: usize,
     /// How many ranks run on this machine.
     pub local: usize,
-    /// Ranks are threads of one process, not processes.
+    /// Whether ranks are threads of one process instead of processes.
     pub in_process: bool,
 }
 
-/// One decision, the key that overrides it, and the reason.
+/// One decision, with its reason and the setting that overrides it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// What is decided, as tables name it.
@@ -93,13 +93,13 @@ pub struct Choice {
     pub why: String,
 }
 
-/// Threads of a rank where `train.num_threads` is not set: the machine's cores divided by its ranks, at least 1.
+/// Threads of a rank if `train.num_threads` is not set: the machine's cores divided by its ranks, at least 1.
 pub fn threads(cores: usize, local: usize) -> usize {
     (cores / local.max(1)).max(1)
 }
 
-/// How many ranks a machine has by default: one for each GPU that is computed on, or one on the CPU. Several ranks on
-/// one processor share its memory bandwidth and each hold the weights, so that they are slower than the threads of one
+/// How many ranks a machine has by default: one for each GPU that is used, or one on the CPU. Several ranks on one
+/// processor would share its memory bandwidth and each hold the weights, so they are slower than the threads of one
 /// rank.
 pub fn ranks(host: &Host, engine: Engine) -> usize {
     match engine {
@@ -108,7 +108,7 @@ pub fn ranks(host: &Host, engine: Engine) -> usize {
     }
 }
 
-/// All decisions for one rank, in the order of the table.
+/// Decides everything for one rank, in the order of the table.
 pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     let Layout { ranks, local, in_process } = layout;
     let gpu = engine == Engine::Cuda && !host.cards.is_empty() && host.system != System::MacOs;
@@ -159,7 +159,7 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     ]
 }
 
-/// One line: the machine, and what is used of it; `device` in words.
+/// A line that names the machine and what is used of it. `device` is in words.
 pub fn summary(host: &Host, device: &str, threads: usize) -> String {
     let cards = match host.cards.len() {
         0 => "no GPU".to_owned(),

@@ -13,8 +13,9 @@ pub struct Rate {
     pub learning_rate: f64,
 }
 
-/// The rate at step 1, at the end of warm-up, at a quarter, half and three quarters of the run, and at the last step.
-/// `rate_of(s)` is the rate of the s-th step counted from 0, as schedules count. Steps that coincide are shown once.
+/// The learning rate at step 1, at the end of warm-up, at a quarter, half and three quarters of the run, and at the
+/// last step. `rate_of(s)` is the rate of the s-th step counted from 0, as schedules count. Steps that coincide are
+/// shown once.
 pub fn rates(total_steps: u64, warmup_steps: u64, rate_of: impl Fn(u64) -> f64) -> Vec<Rate> {
     let mut marks = vec![(1, "first")];
     if warmup_steps > 0 && warmup_steps < total_steps {

@@ -1,6 +1,6 @@
-//! How fast many ranks are, on machines that need not exist: a model of the bytes that travel in a step, the links they
-//! travel over, and the share of the time that overlaps with computing. `docs/scaling.md` compares it with
-//! measurements.
+//! Estimates how fast many ranks train, also on machines that do not exist: from the bytes that a step sends, the links
+//! that they travel over, and the part of the communication that overlaps with computing. `docs/scaling.md` compares
+//! the estimates with measurements.
 //!
 //! A message of B bytes takes `latency + B / bandwidth` (Thakur, Rabenseifner and Gropp, "Optimization of Collective
 //! Communication Operations in MPICH", 2005).
@@ -14,16 +14,16 @@
 use super::strategies::Strategy;
 use serde::Serialize;
 
-/// A connection, as one rank sees it.
+/// A network connection, as one rank sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Link {
     /// Bytes a second, in each direction.
     pub bandwidth: f64,
-    /// Seconds that a message takes beside its bytes.
+    /// Seconds that a message takes in addition to the time for its bytes.
     pub latency: f64,
 }
 
-/// How ranks exchange messages in a collective.
+/// How the ranks of a collective exchange messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
@@ -33,20 +33,20 @@ pub enum Pattern {
     Hierarchical,
 }
 
-/// The links between ranks, within a machine and between machines.
+/// The connections between ranks, within a machine and between machines.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Fabric {
     /// How many ranks share a machine.
     pub local: u64,
     /// The link between two ranks of a machine.
     pub inside: Link,
-    /// The link between machines: each rank's share of it.
+    /// The connection between machines: the share of it that each rank gets.
     pub between: Link,
     /// The order in which ranks exchange messages.
     pub pattern: Pattern,
 }
 
-/// What one rank does in an optimizer step.
+/// The work of one rank in an optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Work {
     /// Seconds of computing, all micro-batches together.
@@ -55,28 +55,28 @@ pub struct Work {
     pub backward: f64,
     /// How many micro-batches a step has.
     pub passes: u64,
-    /// Bytes of all gradients; the trained values take as many.
+    /// Bytes of all gradients. The trained values take as many.
     pub gradients: f64,
-    /// Bytes of all weights, frozen ones in the precision that they are kept in.
+    /// Bytes of all weights; frozen ones in the precision in which they are held.
     pub weights: f64,
-    /// Segments of the model, which `zero3` gathers one after the other.
+    /// Segments of the model that `zero3` gathers one after another.
     pub segments: u64,
-    /// Bytes of gradients that are reduced at a time (`train.ddp_bucket_cap_mb`).
+    /// Bytes of gradients that are reduced in one collective (`train.ddp_bucket_cap_mb`).
     pub bucket: f64,
     /// Tokens of the step on this rank.
     pub tokens: f64,
 }
 
-/// The estimate of an optimizer step on `ranks` ranks.
+/// The estimate for an optimizer step on `ranks` ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
     /// The number of ranks of this estimate.
     pub ranks: u64,
-    /// How they share the run.
+    /// How the ranks share the run.
     pub strategy: Strategy,
     /// Bytes that a rank sends in a step.
     pub bytes: f64,
-    /// Seconds of a step's communication, hidden or not.
+    /// Seconds of communication in a step, overlapping or not.
     pub communication: f64,
     /// Seconds of communication that do not overlap with computing.
     pub exposed: f64,
@@ -84,11 +84,11 @@ pub struct Estimate {
     pub step: f64,
     /// Tokens per second of all ranks together.
     pub tokens_per_second: f64,
-    /// Tokens per second divided by those of as many ranks that need not communicate, in 0..=1.
+    /// `tokens_per_second` divided by the speed of as many ranks that do not communicate, in 0..=1.
     pub efficiency: f64,
 }
 
-/// Seconds of an all-gather or a reduce-scatter over `ranks`, of `bytes` summed over all ranks' parts.
+/// Seconds of an all-gather or a reduce-scatter over `ranks`. `bytes` is the sum of all ranks' parts.
 pub fn gather(fabric: &Fabric, bytes: f64, ranks: u64) -> f64 {
     if ranks < 2 {
         return 0.0;
@@ -111,7 +111,8 @@ pub fn gather(fabric: &Fabric, bytes: f64, ranks: u64) -> f64 {
     }
 }
 
-/// Seconds of communication that do not overlap: `cost` seconds in `pieces` beside `window` seconds of computing.
+/// Seconds of communication that do not overlap, if `cost` seconds in `pieces` pieces run beside `window` seconds of
+/// computing. The last piece never overlaps.
 fn exposed(cost: f64, window: f64, pieces: f64) -> f64 {
     (cost - window).max(cost / pieces.max(1.0))
 }
@@ -122,7 +123,7 @@ pub fn estimate(strategy: Strategy, work: &Work, fabric: &Fabric, ranks: u64) ->
     let many = passes.max(1) as f64;
     let (back, forth) = (compute * backward / many, compute * (1.0 - backward) / many);
     let pieces = (gradients / bucket).ceil().max(1.0);
-    // A bucket is a collective of its own.
+    // Each bucket is a collective of its own.
     let of_gradients = pieces * gather(fabric, gradients / pieces, ranks);
     let parts = segments.max(1) as f64;
     let of_weights = parts * gather(fabric, weights / parts, ranks);
@@ -130,15 +131,15 @@ pub fn estimate(strategy: Strategy, work: &Work, fabric: &Fabric, ranks: u64) ->
     let (bytes, communication, exposed) = match strategy {
         _ if ranks < 2 => (0.0, 0.0, 0.0),
         Strategy::Single => (0.0, 0.0, 0.0),
-        // One device sums, and sends the sum to all.
+        // One device adds up all gradients, and sends the sum to the others.
         Strategy::Dp => (2.0 * gradients, 2.0 * of_gradients * ranks as f64, 2.0 * of_gradients * ranks as f64),
         Strategy::Ddp => {
             let cost = 2.0 * of_gradients;
             (2.0 * sent(gradients), cost, exposed(cost, back, pieces))
         }
         Strategy::Zero1 | Strategy::Zero2 => {
-            // ZeRO-2 keeps no whole gradient, and so sums after every micro-batch. What was updated is gathered when nothing is
-            // computed.
+            // ZeRO-2 keeps no whole gradient, so it reduces after every micro-batch. Updated values are gathered while
+            // nothing is computed.
             let sums = if strategy == Strategy::Zero2 { many } else { 1.0 };
             let left = sums * exposed(of_gradients, back, pieces) + of_gradients;
             ((sums + 1.0) * sent(gradients), (sums + 1.0) * of_gradients, left)
@@ -164,8 +165,8 @@ pub fn estimate(strategy: Strategy, work: &Work, fabric: &Fabric, ranks: u64) ->
     }
 }
 
-/// Bandwidth and latency of a link from two measurements of [`gather`] on `ranks` ranks of one machine. `small` and
-/// `large` are pairs of bytes and seconds. `None` where the larger one took no longer.
+/// Bandwidth and latency of a link, from two measurements of [`gather`] on `ranks` ranks of one machine. `small` and
+/// `large` are pairs of bytes and seconds. `None` if the larger one took no longer than the smaller one.
 pub fn fit(ranks: u64, small: (f64, f64), large: (f64, f64)) -> Option<Link> {
     let n = ranks as f64;
     let ((few, short), (many, long)) = (small, large);

@@ -1,5 +1,5 @@
-//! The memory of a rank under each strategy for sharing a run among ranks, whether that fits, and which strategy to
-//! take.
+//! The memory that a rank needs under each strategy for sharing a run among ranks, whether it fits, and which strategy
+//! is recommended.
 //!
 //! `ddp` copies everything to every rank. `ZeRO` (Rajbhandari et al., 2020, <https://arxiv.org/abs/1910.02054>) gives
 //! each rank a share of the optimizer's state (`zero1`), of the gradients too (`zero2`), or of all weights too
@@ -21,7 +21,7 @@ pub struct Batch {
     pub rows: u64,
     /// Tokens of a row.
     pub length: u64,
-    /// The most tokens of a pass: a larger micro-batch is cut into several passes. `None` never cuts.
+    /// The most tokens of a pass. A larger micro-batch is cut into several passes; `None` never cuts.
     pub most: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Batch {
     }
 }
 
-/// Whether a need fits the memory that there is.
+/// Whether the needed memory fits the available memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fit {
@@ -47,7 +47,7 @@ pub enum Fit {
 }
 
 impl Fit {
-    /// Of `need` bytes in `memory` bytes.
+    /// Compares `need` bytes with `memory` bytes.
     pub fn of(need: u64, memory: u64) -> Self {
         match need {
             _ if memory == Machine::UNKNOWN => Self::Unknown,
@@ -68,21 +68,21 @@ impl Fit {
     }
 }
 
-/// How far something can grow.
+/// The largest row or micro-batch that fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Limit {
-    /// Not even the least fits.
+    /// Not even the smallest one fits.
     Nothing,
-    /// Up to so many tokens or rows.
+    /// At most this many tokens or rows fit.
     UpTo(u64),
-    /// Without limit: micro-batches are cut into passes.
+    /// Any number fits, because micro-batches are cut into passes.
     Any,
     /// The memory is not known.
     Unknown,
 }
 
-/// One line of the table: a way, and what it needs.
+/// A line of the table: a way, and the memory that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// Strategy and offload of this line.
@@ -95,30 +95,31 @@ pub struct Row {
     pub fit: Fit,
     /// Tokens of the longest row that fits, alone in its pass.
     pub longest: Limit,
-    /// The largest micro-batch of rows as long as the configuration's.
+    /// The most rows of a micro-batch whose rows are as long as the configuration's.
     pub rows: Limit,
 }
 
-/// The table, and the recommended way.
+/// The table of all ways, and the recommended one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// A line for each way.
     pub rows: Vec<Row>,
-    /// The index of the recommended one in `rows`, if any fits.
+    /// The index of the recommended way in `rows`; `None` if none fits.
     pub recommended: Option<usize>,
-    /// Why that one is recommended, or why none is: a sentence.
+    /// A sentence that says why this way is recommended, or why none is.
     pub reason: String,
-    /// Where none fits: single changes of the configuration that help, and the bytes that the smallest way needs with
-    /// each.
+    /// If no way fits: single changes of the configuration that help, and the bytes that the smallest way needs with
+    /// each of them.
     pub helps: Vec<(String, u64)>,
 }
 
-/// The search for longer rows and larger micro-batches ends here, in tokens.
+/// The largest row or micro-batch that is tried, in tokens.
 const SEARCH: u64 = 1 << 22;
 
-/// The greatest number from 1 to `most` for which `fits` holds, or 0; `fits` holds up to some number and not beyond.
+/// The largest number from 1 to `most` for which `fits` holds, or 0 if there is none. `fits` must hold for all smaller
+/// numbers too.
 fn greatest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
-    // Often nothing fits. Small passes take the longest to count.
+    // Tried first: often nothing fits, and the small passes at the end of a search take the longest to count.
     if !fits(1) {
         return 0;
     }
@@ -130,19 +131,21 @@ fn greatest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
     yes
 }
 
-/// The bytes of the fullest rank in `pass` under `way`, part by part. `predictor` knows what a rank alone needs.
+/// The memory of the fullest rank in `pass` under `way`, part by part. `predictor` knows what a rank needs that trains
+/// alone.
 pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass) -> Breakdown {
     let mut rank = predictor.predict(pass);
     let share = |bytes: u64| bytes.div_ceil(machine.ranks.max(1));
     let (gradients, strategy) = (rank.gradients, way.strategy);
-    // What is sent, and what arrives.
+    // A bucket that is sent, and one that arrives.
     let bucket = predictor.job.bucket;
     let on_its_way = 2 * bucket.min(gradients);
     let segments = predictor.segments();
-    // Of weights that come from the host.
+    // The buffers of weights that come from the host's memory.
     let brought = std::mem::take(&mut rank.collectives);
     match strategy {
-        // Threads of a process look into each other's memory; on GPUs the first device sums.
+        // On the CPU the ranks are threads, which read each other's memory. On GPUs the first device adds up the
+        // gradients.
         Strategy::Dp if machine.device == Device::Gpu => rank.collectives = gradients,
         Strategy::Single | Strategy::Dp => {}
         _ => rank.collectives = on_its_way,
@@ -155,15 +158,15 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         rank.passing = rank.passing.max(in_flight.min(3 * state));
     }
     if strategy.shards_optimizer() {
-        // The shares are put together as they are written: there is no copy to write from.
+        // The shares are joined while they are written, so there is no copy of them.
         (rank.optimizer, rank.saving) = (share(rank.optimizer), 0);
     }
     let whole = 4 * predictor.job.trained.values;
     let sums = if predictor.job.narrow_gradients { whole / 2 } else { whole };
     let shares = strategy == Strategy::Zero2 || strategy.shards_weights();
     if shares || predictor.job.narrow_gradients && machine.ranks > 1 && strategy != Strategy::Single {
-        // A segment's gradients are whole until they are summed, while backward fills the next; those of a table that the
-        // head shares wait for the embedding's.
+        // The gradients of a segment are whole until they are reduced, while the backward pass fills those of the next
+        // one. Those of a matrix that the head shares wait until the embedding has its gradient too.
         let trained: Vec<u64> = segments.iter().map(|segment| segment.trained).collect();
         let (waits, rest) = if predictor.job.arch.ties_head() { trained.split_at(1) } else { trained.split_at(0) };
         let two = rest.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(0);
@@ -176,7 +179,7 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     if strategy.shards_weights() && machine.ranks > 1 {
         let gathered = segments.windows(2).map(|pair| pair.iter().map(|it| it.frozen + it.trained).sum::<u64>());
         rank.collectives += gathered.max().unwrap_or(0);
-        // Every rank needs the constants of all rows.
+        // Every rank needs these constants for all rows.
         let constants = predictor.constants.min(rank.weights);
         (rank.weights, rank.trained) = (share(rank.weights - constants) + constants, share(rank.trained));
         rank.host -= predictor.offloaded() - share(predictor.offloaded());
@@ -188,7 +191,7 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         rank.collectives += brought;
     }
     if machine.device == Device::Gpu {
-        // Checkpoints are copied to the host.
+        // On GPUs, the copy for checkpoints is in the host's memory.
         rank.host += std::mem::take(&mut rank.saving);
     }
     if machine.device == Device::Gpu && machine.ranks > 1 && strategy != Strategy::Single {
@@ -197,8 +200,8 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     rank
 }
 
-/// Plans every way on a machine, and recommends the fastest that fits. `longest` is the most tokens of a row that the
-/// model allows.
+/// Computes the table for a machine, and recommends the fastest way that fits. `longest` is the most tokens that the
+/// model allows for a row.
 pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest: u64) -> Plan {
     let need = |way, pass: &Pass| rank(predictor, machine, way, pass).total();
     let fits = |way, pass: &Pass| need(way, pass) <= machine.memory;
@@ -251,10 +254,10 @@ pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest
     Plan { rows, recommended, reason, helps }
 }
 
-/// GiB of memory that GPUs are sold with.
+/// The memory of GPUs on the market, in GiB.
 const SOLD: [u64; 13] = [4, 6, 8, 11, 12, 16, 20, 24, 32, 40, 48, 80, 141];
 
-/// On which GPUs `need` bytes fit, such as `from 24 GiB`.
+/// The smallest GPU on which `need` bytes fit, such as `from 24 GiB`.
 fn least_memory(need: u64) -> String {
     let least = SOLD.into_iter().find(|gib| Fit::of(need, gib << 30) == Fit::Fits);
     least.map_or_else(|| "nowhere".to_owned(), |gib| format!("from {gib} GiB"))
@@ -290,7 +293,8 @@ fn why(rows: &[Row], at: usize, machine: &Machine) -> String {
     format!("{}: {fact} ({} of {} stay free){tight}", row.way.name(), human_bytes(spare), human_bytes(machine.memory))
 }
 
-/// Single changes of the configuration, and what the way needs with each, the most helpful first.
+/// Single changes of the configuration that lower the need of this way, each with the new need in bytes, the most
+/// helpful first.
 fn help(predictor: &Predictor<'_>, machine: &Machine, way: Way, batch: &Batch) -> Vec<(String, u64)> {
     let (job, pass) = (&predictor.job, batch.pass());
     let now = rank(predictor, machine, way, &pass).total();

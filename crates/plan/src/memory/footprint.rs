@@ -1,8 +1,8 @@
-//! What adapters hold beside their trained values, and what they compute: one implementation of [`Footprint`] for each
-//! kind.
+//! The memory of adapters in addition to their trained values, and how much they compute: one implementation of
+//! [`Footprint`] for each kind of adapter.
 use std::fmt::Debug;
 
-/// The sizes of a linear module.
+/// The size of a linear module.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     /// Output features: rows of its weight.
@@ -13,15 +13,16 @@ pub struct Shape {
 
 /// The memory of one kind of adapter on a linear module.
 pub trait Footprint: Debug + Send + Sync {
-    /// Numbers of the adapter that each token is multiplied with, which FLOPs are counted by.
+    /// How many weights of the adapter each token is multiplied with, for FLOPs.
     fn numbers(&self, shape: &Shape) -> u64;
 
-    /// Bytes that the adapter holds all the time beside its trained values.
+    /// Bytes that the adapter always holds in addition to its trained values.
     fn constants(&self, _shape: &Shape) -> u64 {
         0
     }
 
-    /// Rows of a matrix that the adapter multiplies as if they were tokens: a pass needs room for as many.
+    /// Rows of a matrix that the adapter multiplies as if they were tokens. The buffers of a pass need room for as
+    /// many.
     fn rows(&self) -> u64 {
         0
     }
@@ -41,12 +42,12 @@ impl Footprint for LowRank {
         self.rank * (shape.out + shape.inputs)
     }
 
-    /// 16 bytes an output: the squared norm of the base's row in f64, and a step's norm and gain in f32.
+    /// 16 bytes for each output feature: the squared norm of the base's row in f64, and a step's norm and gain in f32.
     fn constants(&self, shape: &Shape) -> u64 {
         if self.magnitudes { 16 * shape.out } else { 0 }
     }
 
-    /// `DoRA` multiplies the rows of A to find norms.
+    /// `DoRA` multiplies the rows of A to compute norms.
     fn rows(&self) -> u64 {
         if self.magnitudes { self.rank } else { 0 }
     }

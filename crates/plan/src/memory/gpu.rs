@@ -1,20 +1,24 @@
-//! The bytes of a pass on a GPU. They depend only on the number of tokens, not on the rows. So a few passes are walked,
-//! and the others are interpolated between them.
+//! The memory of a pass on a GPU. It depends on the number of tokens and the share of labelled ones, not on the rows.
+//! So the engine counts a few passes (a walk), and the memory of others is interpolated between them. A pass with
+//! images is always counted.
 use super::{GpuWalk, Pass, Predictor, Routing, Walked};
 
-/// Shares of tokens with a label are rounded up to parts of so many: passes of whole rows, which end without one, are alike.
+/// Shares of labelled tokens are rounded up to multiples of 1/64, so that passes of whole rows, whose last tokens have
+/// no label, are alike.
 const SHARES: u64 = 64;
-/// Passes of at most so many tokens are walked as they are.
+/// Passes with at most this many tokens are counted as they are.
 const EXACT: u64 = 256;
-/// The most tokens that are walked: from there on the lines go on.
+/// The most tokens of a pass that is counted. Larger passes are extrapolated.
 const MOST: u64 = 1 << 16;
-/// The most tokens times experts that are walked.
+/// The largest product of tokens and experts in a pass that is counted.
 const MOST_CHOICES: u64 = 1 << 26;
-/// A walk goes through each expert. With more of them in all blocks only a few passes are walked, of at most so many tokens.
+/// With more experts than this in all blocks together, only a few passes are counted, of at most [`MOST_OF_MANY`]
+/// tokens, because counting goes through each expert.
 const MANY_EXPERTS: usize = 1024;
 const MOST_OF_MANY: u64 = 1 << 14;
 
-/// The walked numbers of tokens around `tokens`: eight from one power of two to the next, or only every third power.
+/// The two counted numbers of tokens around `tokens`. There are eight of them between one power of two and the next;
+/// with `few`, only every third power of two is one.
 fn around(tokens: u64, few: bool, most: u64) -> (u64, u64) {
     let below = tokens.clamp(EXACT, most - 1);
     if few {
@@ -27,7 +31,7 @@ fn around(tokens: u64, few: bool, most: u64) -> (u64, u64) {
 }
 
 impl Predictor<'_> {
-    /// The bytes of a pass.
+    /// The memory of a pass.
     pub(super) fn on_gpu(&self, pass: &Pass, routing: Routing, shows: bool) -> Walked {
         let uneven = routing == Routing::Worst;
         let labelled = (SHARES * pass.labelled).div_ceil(pass.tokens.max(1));
@@ -36,7 +40,7 @@ impl Predictor<'_> {
         let most = if few { MOST_OF_MANY } else { MOST };
         let most = (MOST_CHOICES / experts.max(1) as u64).clamp(2 * EXACT, most);
         let tokens = pass.tokens.max(1);
-        // Shorter passes may have no room for the images.
+        // Not interpolated: shorter passes may have no room for the images.
         let images = if shows { self.images(pass) } else { 0 };
         if tokens <= EXACT || images > 0 {
             return self.walked(tokens, labelled, uneven, images);

@@ -1,4 +1,5 @@
-//! What memory depends on: how the base is stored, what is trained, the optimizer, and the batch.
+//! Everything that the memory of a run depends on: how the base is stored, what is trained, the optimizer, and the
+//! batch.
 use super::Walked;
 use super::footprint::{Footprint, Shape};
 use super::pictures::Pictures;
@@ -9,24 +10,24 @@ use std::sync::Arc;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::stored_format::Layout;
 
-/// How a matrix's numbers are stored.
+/// How the numbers of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
     /// Single precision.
     F32,
     /// bfloat16.
     Bf16,
-    /// Four bits a number (NF4 or FP4), and a scale for each block of 64: Dettmers et al., "`QLoRA`", 2023,
-    /// <https://arxiv.org/abs/2305.14314>. Scales are f32, or with `double` a byte and an f32 for each block of 256.
+    /// Four bits per number (NF4 or FP4), and a scale for each block of 64: Dettmers et al., "`QLoRA`", 2023,
+    /// <https://arxiv.org/abs/2305.14314>. Scales are f32; with `double`, a byte, and an f32 for each block of 256.
     FourBit {
         /// Whether the scales are quantized too.
         double: bool,
     },
-    /// A byte a number, and an f32 scale a row.
+    /// A byte per number, and an f32 scale per row.
     Int8,
-    /// As [`Storage::Int8`], in floating point.
+    /// As [`Storage::Int8`], with 8-bit floating-point numbers.
     Fp8,
-    /// As the checkpoint holds it, in the format of its maker.
+    /// As the checkpoint stores it, in the format of its maker.
     Stored(Layout),
 }
 
@@ -46,8 +47,8 @@ impl Storage {
         }
     }
 
-    /// As a part of a matrix that two were put into: the scales of each, which were quantized around a mean of their own, are then
-    /// single.
+    /// The storage as a part of a matrix into which two were joined. Each part's scales were quantized around a mean of
+    /// their own, so in the joined matrix the scales are not quantized.
     const fn joined(self) -> Self {
         match self {
             Self::FourBit { .. } => Self::FourBit { double: false },
@@ -74,7 +75,7 @@ impl Storage {
     }
 }
 
-/// How the base model's weights are stored. Copies are cheap, and are quickly found to be equal.
+/// How the weights of the base model are stored. It is cheap to clone and to compare.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
     /// The storage of matrices that are neither trained nor quantized.
@@ -85,40 +86,41 @@ pub struct Base {
     pub quantized_tensors: Arc<BTreeSet<String>>,
     /// The tensors that the checkpoint has in the format of its maker, and that stay so.
     pub stored: Arc<BTreeMap<String, Layout>>,
-    /// The tensors that are f32 where `matrices` is bfloat16 and they are not quantized: the checkpoint has them in another dtype,
-    /// or in a format from which they are dequantized.
+    /// Unquantized tensors that are f32 although `matrices` is bfloat16, because the checkpoint has them in another
+    /// dtype, or in a format from which they are dequantized.
     pub float32: Arc<BTreeSet<String>>,
     /// Names of modules whose matrices are f32 in any case, because `PiSSA` changes them.
     pub wide: Arc<BTreeSet<String>>,
     /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
     pub through_f32: bool,
-    /// Whether a GPU leaves frozen weights in the host's memory, from where they come segment by segment.
+    /// Whether the GPU leaves frozen weights in the host's memory and loads them segment by segment.
     pub on_host: bool,
 }
 
-/// The engine, which walks a pass where only counting is done.
+/// The engine, as far as it counts the memory of a pass without computing it.
 pub trait CountBuffers: Debug + Send + Sync {
-    /// The buffers that the pass takes on the CPU.
+    /// The buffers that a training pass uses on the CPU.
     fn count(&self, walk: &Walk) -> BufferCounts;
 
-    /// The buffers that the forward pass of a validation takes on the CPU, which saves nothing; those of the head are left out.
+    /// The buffers that the forward pass of a validation uses on the CPU, without those of the head. Nothing is saved.
     fn count_forward(&self, walk: &Walk) -> BufferCounts;
 
-    /// The bytes of a GPU that a model holds whose base is stored like this, and those that it takes while it is loaded.
+    /// The bytes that a model with this base holds on a GPU, and the most bytes while it is loaded.
     fn held_on_gpu(&self, base: &Base) -> GpuHeld;
 
-    /// The bytes that a pass takes beside them and the gradients.
+    /// The bytes that a pass takes on a GPU in addition to weights, trained values and gradients.
     fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> Walked;
 }
 
-/// Names and sizes of the trained tensors.
+/// What is trained: its tensors, adapters and number of values.
 #[derive(Debug, Clone, Default)]
 pub struct Trained {
     /// How many values are trained in all.
     pub values: u64,
     /// Names of the model's tensors that are trained in full.
     pub tensors: BTreeSet<String>,
-    /// Adapters by the name of their module, or for experts of their parameter: `model.layers.0.mlp.experts.down_proj`.
+    /// Adapters by the names of their modules; for experts, by the name of their parameter:
+    /// `model.layers.0.mlp.experts.down_proj`.
     pub adapters: BTreeMap<String, Arc<dyn Footprint>>,
     /// Whether a copy of the initial values is kept, as `PiSSA` needs.
     pub keeps_start: bool,
@@ -131,25 +133,25 @@ pub struct OptimizerBytes {
     pub state: u64,
     /// The moving average of the weights.
     pub average: u64,
-    /// Working memory of an update.
+    /// Memory that an update needs for a moment.
     pub scratch: u64,
     /// A copy of the trained values while others are evaluated or saved.
     pub publishing: u64,
-    /// The copy from which checkpoints are written beside the steps.
+    /// The copy from which checkpoints are written while training continues.
     pub saving: u64,
-    /// The most bytes of state that a GPU holds where the state is offloaded: what goes through it as it is updated.
+    /// The most bytes of offloaded state that are on a GPU at once, while the state is updated.
     pub in_flight: u64,
     /// Whether the state of a GPU's optimizer is in the host's memory.
     pub offloaded: bool,
 }
 
-/// What a block saves for its backward pass beside its input: gradient checkpointing (Chen et al., "Training Deep Nets
-/// with Sublinear Memory Cost", 2016, <https://arxiv.org/abs/1604.06174>).
+/// What a block saves for its backward pass in addition to its input, which gradient checkpointing decides (Chen et
+/// al., "Training Deep Nets with Sublinear Memory Cost", 2016, <https://arxiv.org/abs/1604.06174>).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Everything that the backward pass needs: nothing is computed again.
+    /// Everything that the backward pass needs. Nothing is computed again.
     None,
-    /// The results of matrix products; what follows from them cheaply is computed again.
+    /// The results of matrix products. What is cheap to compute from them is computed again.
     Cheap,
     /// Nothing: the backward pass runs the block again.
     Full,
@@ -162,33 +164,33 @@ pub struct Job<'a> {
     pub arch: &'a Arch,
     /// How its weights are stored.
     pub base: Base,
-    /// What is trained: its own tensors, and adapters.
+    /// What is trained: tensors of the model, and adapters.
     pub trained: Trained,
-    /// Bytes that the optimizer keeps and uses for a while.
+    /// The memory of the optimizer.
     pub optimizer: OptimizerBytes,
     /// How many of the first blocks have [`Policy::Full`].
     pub full: usize,
-    /// How many of the last blocks have [`Policy::None`]. Those between have [`Policy::Cheap`].
+    /// How many of the last blocks have [`Policy::None`]. The blocks between have [`Policy::Cheap`].
     pub none: usize,
-    /// Whether saved activations have two bytes a number.
+    /// Whether saved activations take two bytes per number.
     pub narrow: bool,
-    /// Whether gradients of trained values have two bytes each, except for the segment that the backward pass is in.
+    /// Whether gradients of trained values take two bytes each, except in the segment where the backward pass is.
     pub narrow_gradients: bool,
     /// Whether gradients between blocks are rounded to float16.
     pub rounds_gradients: bool,
     /// Threads that a rank computes on.
     pub threads: usize,
-    /// Bytes that the process holds beside all that: the tokenizer.
+    /// Bytes that the process holds in addition: the tokenizer.
     pub companions: u64,
-    /// Bytes of gradients that travel between ranks at a time.
+    /// Bytes of gradients that ranks exchange at a time.
     pub bucket: u64,
-    /// Names of the base's tensors that a GPU leaves in the host's memory.
+    /// Names of the base's tensors that the GPU leaves in the host's memory.
     pub offloaded: Vec<String>,
-    /// Names of those that the CPU leaves in the model's files: the table of token embeddings, or none.
+    /// Names of the tensors that the CPU leaves in the model's files: the token embedding, or none.
     pub in_files: Vec<String>,
-    /// The images of rows; `None` where rows show none.
+    /// The images that rows show; `None` if they show none.
     pub pictures: Option<Pictures>,
-    /// The largest pass of a validation, forward alone; `None` without validation.
+    /// The largest pass of a validation, which only runs forward; `None` without validation.
     pub evaluation: Option<Pass>,
     /// Counts the buffers of a pass.
     pub engine: Arc<dyn CountBuffers>,
@@ -206,8 +208,8 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// The largest pass of micro-batches of `rows` rows of `length` tokens, every token but a row's last labelled,
-    /// which are cut between rows where they have more than `most` tokens.
+    /// The largest pass of micro-batches of `rows` rows of `length` tokens. Every token but the last one of each row
+    /// has a label. A micro-batch with more than `most` tokens is cut between rows.
     pub fn of(rows: u64, length: u64, most: Option<u64>) -> Self {
         let rows = most.map_or(rows, |most| rows.min(most / length.max(1)).max(1));
         Self { tokens: rows * length, longest: length, labelled: rows * length.saturating_sub(1).max(1) }
@@ -215,7 +217,7 @@ impl Pass {
 }
 
 impl Job<'_> {
-    /// Whether the CPU leaves a tensor in the model's files, and reads the rows that a pass looks up.
+    /// Whether the CPU leaves a tensor in the model's files and reads only the rows that a pass looks up.
     pub(super) fn stays_in_files(&self, tensor: &str) -> bool {
         self.in_files.iter().any(|name| name == tensor)
     }
@@ -231,7 +233,7 @@ impl Job<'_> {
         }
     }
 
-    /// How a tensor of the base is stored; `None` where it is trained in full.
+    /// How a tensor of the base is stored; `None` if it is fully trained.
     pub fn storage(&self, spec: &TensorSpec) -> Option<Storage> {
         let base = &self.base;
         let module = spec.name.strip_suffix(".weight").unwrap_or(&spec.name);
@@ -252,7 +254,8 @@ impl Job<'_> {
         }
     }
 
-    /// Whether the engine holds the matrix as one with another: an expert's gate and up, unless each has an adapter of its own.
+    /// Whether the engine joins this matrix with another one: an expert's gate and up, unless each has an adapter of
+    /// its own.
     fn is_joined(&self, tensor: &str) -> bool {
         let gated = self.arch.experts.as_ref().filter(|experts| experts.gated && tensor.contains(".experts."));
         let Some(experts) = gated else { return false };
@@ -263,7 +266,7 @@ impl Job<'_> {
         matrix(tensor) != down && !apart
     }
 
-    /// The adapters on linear modules, those of experts excepted, with the modules' shapes.
+    /// The adapters on linear modules, without those of experts, and the shapes of these modules.
     fn adapted(&self) -> impl Iterator<Item = (&dyn Footprint, Shape)> {
         self.arch.linear_modules().into_iter().chain(self.arch.routers()).filter_map(|linear| {
             let adapter = self.trained.adapters.get(&linear.name)?;
@@ -272,7 +275,7 @@ impl Job<'_> {
         })
     }
 
-    /// Bytes that adapters hold all the time beside their trained values.
+    /// Bytes that adapters always hold in addition to their trained values.
     pub(crate) fn constants(&self) -> u64 {
         self.adapted().map(|(adapter, shape)| adapter.constants(&shape)).sum()
     }

@@ -1,9 +1,9 @@
-//! The most memory that a rank needs while it trains, in bytes, part by part. It follows from the model's `config.json`
+//! The most memory that a rank needs in training, in bytes and part by part. It follows from the model's `config.json`
 //! and the configuration alone.
 //!
-//! The figures are those of the engine ([`CountBuffers`]). For the CPU it walks a training step on the meta device, which counts
-//! each buffer and computes nothing. For a GPU it does what it does on a GPU, where nothing but memory is counted: work spaces
-//! are part of it.
+//! The engine itself counts the memory ([`CountBuffers`]). For the CPU it runs a training step on the meta device,
+//! where each buffer is counted and nothing is computed. For a GPU it makes the same allocations as there, work spaces
+//! included, in a device that only counts memory.
 pub mod footprint;
 mod gpu;
 mod job;
@@ -28,14 +28,14 @@ use tunesmith_config::arch::{
 use tunesmith_device::gpu::WORKSPACE;
 use tunesmith_ops::loss::linear::chunk_tokens;
 
-/// Bytes of the program itself on the CPU: code, threads' stacks, and what the allocator keeps unused. Measured.
+/// Bytes of the program itself on the CPU: code, stacks of threads, and what the allocator holds unused. Measured.
 pub const PROGRAM: u64 = 30 << 20;
-/// Bytes of a process on a GPU that no tensor is in: CUDA's context and kernels. Assumed. The driver counts them as used before a
-/// run measures what is free.
+/// Bytes that a process takes on a GPU beside its tensors: CUDA's context and kernels. Assumed. The driver counts them
+/// as used before a run measures the free memory.
 pub const CUDA_CONTEXT: u64 = 600 << 20;
 /// Bytes of a GPU that NCCL takes for its channels. Assumed.
 pub const NCCL: u64 = 200 << 20;
-/// Bytes of a token in a batch: its id, target, position and share of the spans.
+/// Bytes of a token in a batch: its id, target and position, and its share of the row boundaries.
 const TOKEN: u64 = 64;
 
 /// What a rank computes on.
@@ -53,35 +53,35 @@ pub enum Device {
 pub struct Breakdown {
     /// Weights that are not trained, quantized or not.
     pub weights: u64,
-    /// Trained values, and copies of them that last.
+    /// Trained values, and lasting copies of them.
     pub trained: u64,
     /// Gradients of the trained values.
     pub gradients: u64,
-    /// The optimizer's state, and the average of the weights.
+    /// The optimizer's state, and the moving average of the weights.
     pub optimizer: u64,
-    /// The copy from which checkpoints are written beside the steps.
+    /// The copy from which checkpoints are written while training continues.
     pub saving: u64,
     /// Activations that are saved for the backward pass.
     pub kept: u64,
-    /// Activations of the block that is computed.
+    /// Activations of the block that is being computed.
     pub work: u64,
-    /// A chunk of logits, and what the LM head computes with it.
+    /// A chunk of logits, and the other buffers of the LM head.
     pub head: u64,
     /// Scratch memory of the attention kernels.
     pub attention: u64,
-    /// Buffers of what travels between ranks, or between host and device.
+    /// Buffers for what is sent between ranks, or between host and device.
     pub collectives: u64,
-    /// Memory that is needed for a moment only: while weights are read, the optimizer updates, or an average of the
+    /// Memory that is needed only for a moment: while weights are read, the optimizer updates, or an average of the
     /// weights is evaluated.
     pub passing: u64,
     /// The program itself, or CUDA's context.
     pub program: u64,
-    /// What is offloaded to the host's memory; not part of [`Breakdown::total`].
+    /// Memory of the host that offloading uses. It is not part of [`Breakdown::total`].
     pub host: u64,
 }
 
 impl Breakdown {
-    /// The bytes that the device has to hold: all parts but `host`.
+    /// The bytes that the device must hold: all parts but `host`.
     pub const fn total(&self) -> u64 {
         self.weights
             + self.trained
@@ -116,7 +116,7 @@ impl Breakdown {
     }
 }
 
-/// The bytes of a segment of the model (embedding, block, or head), which `zero3` gathers as one.
+/// The memory of a segment of the model (embedding, block or head), which `zero3` gathers as one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Segment {
     /// Bytes of frozen weights, as they are stored.
@@ -125,7 +125,7 @@ pub struct Segment {
     pub trained: u64,
 }
 
-/// How the tokens of a pass spread over the experts, which sizes the experts' buffers.
+/// How the tokens of a pass are distributed over the experts. It decides how large the experts' buffers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Routing {
     /// Each expert gets about as many tokens as any other; on a GPU, exactly as many.
@@ -134,37 +134,38 @@ pub enum Routing {
     Worst,
 }
 
-/// The bytes of a pass's activations.
+/// The memory of a pass's activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Walked {
     /// Bytes that are saved for the backward pass when the head begins.
     pub kept: u64,
-    /// Bytes of all buffers of the walk, the saved ones included.
+    /// Bytes of all buffers of the pass, including the saved ones.
     pub pools: u64,
     /// Bytes of a chunk of logits, and of the head's other buffers for it.
     pub head: u64,
-    /// Bytes that wait in the host's memory when the head begins (`train.activation_offloading`).
+    /// Bytes that have been moved to the host's memory when the head begins (`train.activation_offloading`).
     pub host: u64,
 }
 
-/// Predicts the memory of one job for passes of any size. It walks the model once for each number of experts in use.
+/// Predicts the memory of one job for passes of any size. It counts the buffers once for each number of experts in use.
 #[derive(Debug)]
 pub struct Predictor<'a> {
     /// What is trained, and how.
     pub job: Job<'a>,
     device: Device,
-    /// Bytes that every rank holds all the time: of adapters beside their trained values, and of image encoders' frozen weights.
+    /// Bytes that every rank always holds: of adapters in addition to their trained values, and of frozen weights of
+    /// vision encoders.
     pub(crate) constants: u64,
     segments: Vec<Segment>,
     /// Bytes of the weights that a GPU leaves in the host's memory.
     on_host: u64,
-    /// The most bytes that reading the weights takes beyond what is held afterwards, on the CPU.
+    /// The most bytes that reading the weights takes on the CPU in addition to what is held afterwards.
     loading: u64,
     counts: RefCell<BTreeMap<[u64; 3], Rc<BufferCounts>>>,
 }
 
 impl<'a> Predictor<'a> {
-    /// Reads the base's tensors of a job.
+    /// Reads the tensors of the job's base model.
     pub fn new(job: Job<'a>, device: Device) -> Self {
         let mut this = Self {
             constants: job.constants(),
@@ -179,7 +180,8 @@ impl<'a> Predictor<'a> {
         this
     }
 
-    /// The same for another job, such as one that saves less for the backward pass.
+    /// A predictor for another job on the same model, such as one that saves less for the backward pass. Reuses what
+    /// was read if base and number of trained values are the same.
     #[must_use]
     pub fn with_job(&self, job: Job<'a>) -> Self {
         let Self { device, constants, on_host, loading, .. } = *self;
@@ -190,12 +192,13 @@ impl<'a> Predictor<'a> {
         Self { job, device, constants, segments, on_host, loading, counts: RefCell::default() }
     }
 
-    /// Fills the segments in the order in which weights are read, and finds how far reading goes beyond what stays.
+    /// Fills the segments in the order in which weights are read, and finds how much more memory reading takes than
+    /// what stays.
     fn read_base(&mut self) {
         let (arch, job) = (self.job.arch, &self.job);
         let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
         let (mut held, mut most, mut on_host, mut encoders) = (0u64, 0u64, 0u64, 0u64);
-        // Bounds of modules are numbers of the program's own.
+        // Tensors without dimensions are bounds of modules, which the program holds as plain numbers.
         let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors()).filter(|spec| !spec.shape.is_empty());
         let trained_there: BTreeSet<String> =
             arch.vision.iter().flat_map(|vision| vision.trained_tensors()).map(|spec| spec.name).collect();
@@ -204,7 +207,7 @@ impl<'a> Predictor<'a> {
         {
             let at = match block_of(&spec.name) {
                 _ if sees => 0,
-                // The first block makes several streams, and the last one brings them together.
+                // The first block makes several streams, and the last one joins them.
                 None if spec.name.starts_with(ALTUP_PROJECTIONS) => 1,
                 None if spec.name.starts_with(ALTUP_UNEMBED_PROJECTIONS) => segments.len() - 2,
                 Some(block) => block + 1,
@@ -234,7 +237,8 @@ impl<'a> Predictor<'a> {
             held += bytes;
             most = most.max(held + through);
         }
-        // Adapters, rows of new tokens, and what DoRA keeps of the base's rows lie evenly over the blocks.
+        // Adapters, rows of new tokens, and what DoRA keeps of the base's rows are counted as spread evenly over the
+        // blocks.
         let whole: u64 = segments.iter().map(|segment| segment.trained).sum();
         let beside = (4 * job.trained.values).saturating_sub(whole) / arch.num_hidden_layers.max(1) as u64;
         let blocks = 1..=arch.num_hidden_layers;
@@ -249,13 +253,14 @@ impl<'a> Predictor<'a> {
         &self.segments
     }
 
-    /// Bytes of the frozen weights that a GPU leaves in the host's memory and brings segment by segment.
+    /// Bytes of the frozen weights that stay in the host's memory and that the GPU loads segment by segment.
     pub fn offloaded(&self) -> u64 {
         let brings = self.device == Device::Gpu && self.job.base.on_host;
         if brings { self.segments.iter().map(|segment| segment.frozen).sum() } else { 0 }
     }
 
-    /// Bytes of the frozen weights that are on a GPU which brings them: of at most two segments, and of the two at the head.
+    /// Bytes of such weights that are on the GPU at once: in the largest two adjacent segments, and in the last block with
+    /// the head.
     fn brought(&self) -> (u64, u64) {
         if self.offloaded() == 0 {
             return (0, 0);
@@ -267,30 +272,31 @@ impl<'a> Predictor<'a> {
         (pairs.max().unwrap_or(0), block.frozen + head.frozen)
     }
 
-    /// Bytes of a pass's activations. Over experts, tokens spread evenly on a GPU, and about so on the CPU.
+    /// The memory of a pass's activations, if tokens are spread evenly over experts ([`Routing::Balanced`]).
     pub fn activations(&self, pass: &Pass) -> Walked {
         self.activations_routed(pass, Routing::Balanced)
     }
 
-    /// Bytes of a pass's activations.
+    /// The memory of a pass's activations with this routing.
     pub fn activations_routed(&self, pass: &Pass, routing: Routing) -> Walked {
         self.routed(pass, routing, routing == Routing::Balanced && self.images(pass) > 0)
     }
 
-    /// The same with the images that the pass can have, or without.
+    /// As [`Self::activations_routed`]. `shows` says whether the pass has as many images as it can.
     fn routed(&self, pass: &Pass, routing: Routing, shows: bool) -> Walked {
-        // A classification head looks at a token of each row.
+        // A classification head reads one token of each row.
         let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
         let pass = &Pass { labelled: pass.labelled.min(rows), ..*pass };
         if self.device == Device::Gpu {
             return self.on_gpu(pass, routing, shows);
         }
-        // One token takes as many experts as all tokens that choose the same.
+        // A single token chooses as many experts as all tokens that choose the same ones.
         let walked = match routing {
             Routing::Balanced => *pass,
             Routing::Worst => Pass { tokens: 1, longest: 1, labelled: 1 },
         };
-        // Sizes of buffers follow from the tokens, their number does not, but for experts that see no token.
+        // The sizes of buffers follow from the tokens. Their number does not, except that experts without tokens need
+        // none.
         let [tokens, labelled] = [walked.tokens, walked.labelled].map(|tokens| self.experts_in_use(tokens));
         let key = [tokens, labelled, u64::from(shows)];
         let known = self.counts.borrow().get(&key).cloned();
@@ -302,32 +308,33 @@ impl<'a> Predictor<'a> {
         self.bytes(&counts, pass, routing, shows)
     }
 
-    /// The bytes that a pass needs more where all tokens choose the same experts than what [`Predictor::activations`] says;
-    /// `None` for a model without experts, and where that needs no more.
+    /// How many more bytes a pass needs than [`Predictor::activations`] says, if all tokens choose the same experts.
+    /// `None` for a model without experts, or if it needs no more.
     pub fn uneven_routing(&self, pass: &Pass) -> Option<u64> {
         self.job.arch.experts.as_ref()?;
-        // Images take the same either way.
+        // Images need the same memory either way, so they are left out.
         let pools = |routing| self.routed(pass, routing, false).pools;
         Some(pools(Routing::Worst).saturating_sub(pools(Routing::Balanced))).filter(|&more| more > 0)
     }
 
-    /// How many experts see tokens, at most all.
+    /// How many experts get tokens, at most all.
     fn experts_in_use(&self, tokens: u64) -> u64 {
         let experts = self.job.arch.experts.as_ref();
         experts.map_or(0, |experts| (tokens * experts.per_token as u64).min(experts.count as u64))
     }
 
-    /// How many images a pass has at most.
+    /// The most images that a pass can have.
     fn images(&self, pass: &Pass) -> u64 {
         self.job.pictures.map_or(0, |pictures| pictures.in_pass(pass))
     }
 
-    /// Tokens that every buffer has room for, because adapters multiply as many rows of a matrix.
+    /// The fewest tokens that every buffer has room for, because adapters multiply rows of a matrix as if they were
+    /// tokens.
     fn room(&self) -> u64 {
         self.job.trained.adapters.values().map(|adapter| adapter.rows()).max().unwrap_or(0)
     }
 
-    /// Bytes of the activations of a validation's pass on the CPU, and of the head's buffers.
+    /// The memory of a validation's pass on the CPU: its activations and the head's buffers.
     pub fn evaluated(&self, pass: &Pass) -> u64 {
         let trained = self.activations(pass);
         let shows = self.images(pass) > 0;
@@ -335,11 +342,11 @@ impl<'a> Predictor<'a> {
         self.bytes(&counts, pass, Routing::Balanced, shows).pools + trained.head
     }
 
-    /// A pass with the buffers of `pass`, and with no more tokens than that takes.
+    /// A small pass that uses the same buffers as `pass`, to be counted quickly.
     fn walk(&self, pass: &Pass, shows: bool) -> Walk {
         let job = &self.job;
         let few = job.arch.experts.as_ref().map_or(0, |experts| experts.count as u64).max(2 * LANES);
-        // The number of buffers does not depend on that of images, of which one needs its rows.
+        // The number of buffers does not depend on the number of images, and one image needs at least its own rows.
         let images = u64::from(shows);
         let few = few.max(images * job.pictures.map_or(0, |pictures| pictures.rows + 1));
         Walk {
@@ -354,7 +361,7 @@ impl<'a> Predictor<'a> {
         }
     }
 
-    /// The bytes of buffers for `pass`.
+    /// The memory of these buffers for `pass`.
     fn bytes(&self, counts: &BufferCounts, pass: &Pass, routing: Routing, shows: bool) -> Walked {
         let tokens = pass.tokens.max(self.room());
         let (mut kept, mut pools) = (bytes(&counts.saved, tokens), bytes(&counts.all, tokens));
@@ -376,10 +383,13 @@ impl<'a> Predictor<'a> {
         Walked { kept, pools, head: bytes(&counts.head, chunk.min(pass.labelled)), host: 0 }
     }
 
-    /// Bytes of the saved buffers of experts for `tokens`, and of all of them, whatever each expert sees. Sizes are powers of two
-    /// panels: for n tokens fewer than 2 n + 16. Saved ones are those of many blocks. Over these it is about half as much again
-    /// as n and a panel. Of others, those of one block are there at a time: that which needs the most counts. Those that one
-    /// expert has at a time may have to take all tokens.
+    /// Bytes of the saved buffers of experts for `tokens`, and of all their buffers, whatever number of tokens each
+    /// expert gets.
+    ///
+    /// A buffer's size is a power of two panels: fewer than 2 n + 16 tokens for n. Saved buffers belong to many blocks,
+    /// so their average counts: about half as much again as n, and a panel. Other buffers exist for one block at a
+    /// time, so the block that needs the most counts. The buffers that only one expert has at a time may have to hold
+    /// all tokens.
     fn experts_bytes(&self, counts: &ExpertCounts, tokens: u64) -> (u64, u64) {
         let (even, most) = (self.tokens_of_an_expert(tokens), stepped(tokens));
         let experts = self.experts_in_use(tokens).max(1);
@@ -393,15 +403,15 @@ impl<'a> Predictor<'a> {
         (saved, saved + bytes(&of_all, (2 * even + LANES).min(most)) + bytes(&of_one, most))
     }
 
-    /// Tokens that an expert sees if `tokens` are spread evenly.
+    /// How many tokens an expert gets if `tokens` are spread evenly.
     fn tokens_of_an_expert(&self, tokens: u64) -> u64 {
         let experts = self.job.arch.experts.as_ref();
         experts.map_or(0, |experts| (tokens * experts.per_token as u64).div_ceil(experts.count as u64)).max(1)
     }
 
-    /// Bytes of the gradients of a rank that trains alone. Where gradients have two bytes each, those of the segment
-    /// that the backward pass is in have four beside them. So has a table that embedding and head share, throughout the
-    /// pass.
+    /// Bytes of the gradients of a rank that trains alone. If gradients take two bytes each, those of the segment where
+    /// the backward pass is take four bytes in addition. The same holds for a matrix that embedding and head share,
+    /// throughout the pass.
     fn gradients(&self) -> u64 {
         let values = 4 * self.job.trained.values;
         if !self.job.narrow_gradients {
@@ -412,11 +422,11 @@ impl<'a> Predictor<'a> {
         values / 2 + shared.iter().sum::<u64>() + rest.iter().copied().max().unwrap_or(0)
     }
 
-    /// The most bytes of a rank that trains alone, in passes as large as `pass`.
+    /// The most memory of a rank that trains alone, with passes as large as `pass`.
     pub fn predict(&self, pass: &Pass) -> Breakdown {
         let (job, arch) = (&self.job, self.job.arch);
         let Walked { kept, pools, head, host } = self.activations(pass);
-        // A walk counts them too.
+        // The walk counts these weights too, so they are taken off.
         let (brought, at_head) = self.brought();
         let (kept, pools) = (kept.saturating_sub(at_head), pools.saturating_sub(brought));
         let values = 4 * job.trained.values;
@@ -447,13 +457,14 @@ impl<'a> Predictor<'a> {
                 breakdown.attention = arch.attentions().map(scratch).max().unwrap_or(0).max(encoder);
                 breakdown.work += read;
                 if job.stays_in_files(EMBEDDING) {
-                    // The rows that a pass looks up.
+                    // The rows of the embedding that a pass looks up.
                     breakdown.work += 4 * pass.tokens * arch.hidden_size as u64;
                 }
                 breakdown.program = PROGRAM + job.companions;
                 breakdown.passing = breakdown.passing.max(job.optimizer.scratch);
                 if let Some(pass) = &job.evaluation {
-                    // Training gives its buffers back before longer ones are taken, and a validation before training goes on.
+                    // Training returns its buffers before it takes longer ones, and a validation returns its own before
+                    // training continues.
                     let more = self.evaluated(pass) + TOKEN * pass.tokens;
                     breakdown.work += more.saturating_sub(kept + breakdown.work + head);
                 }
@@ -473,12 +484,12 @@ impl<'a> Predictor<'a> {
     }
 }
 
-/// Tokens that an expert's buffer for so many has room for: a power of two panels.
+/// How many tokens an expert's buffer for `tokens` has room for: a power of two panels.
 const fn stepped(tokens: u64) -> u64 {
     tokens.div_ceil(LANES).next_power_of_two() * LANES
 }
 
-/// Whether a tensor is gathered with the embedding: its own, and those of embeddings for each block.
+/// Whether a tensor is gathered together with the embedding: its own matrix, and those of per-layer embeddings.
 fn is_beside_embedding(tensor: &str) -> bool {
     [EMBEDDING, PER_LAYER_EMBEDDING, PER_LAYER_NORM].contains(&tensor) || tensor.starts_with(PER_LAYER_PROJECTION)
 }
@@ -488,16 +499,16 @@ pub(super) fn block_of(tensor: &str) -> Option<usize> {
     tensor.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
-/// Bytes of a thread's scratch memory in an encoder's attention over `tokens`, whose heads have so many features: of both passes,
-/// or forward alone.
+/// Bytes of scratch memory that a thread needs for an encoder's attention over `tokens` tokens with heads of `head_dim`
+/// features: for both passes (`backward`), or for the forward pass alone.
 pub fn encoder_scratch(head_dim: u64, tokens: u64, backward: bool) -> u64 {
     let (tokens, features) = (tokens.next_multiple_of(LANES), head_dim.next_multiple_of(2));
-    // Forward holds keys, values, queries and outputs; backward the gradient of each beside it.
+    // The forward pass holds keys, values, queries and outputs, and the backward pass also the gradient of each.
     let of_tokens = 4 * tokens * features;
     4 * if backward { 2 * of_tokens + 2 * tokens } else { of_tokens + tokens }
 }
 
-/// Bytes of a thread's scratch memory in attention's backward pass, for its heads and rows of `longest` tokens
+/// Bytes of scratch memory that a thread needs in the backward pass of attention, for rows of at most `longest` tokens
 /// (`ops::attention::backward`).
 fn attention_scratch(attention: &AttentionSpec, longest: u64) -> u64 {
     let tokens = longest.next_multiple_of(LANES);

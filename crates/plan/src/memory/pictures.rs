@@ -3,43 +3,43 @@ use super::Pass;
 use super::pool::{VisionCounts, bytes};
 use tunesmith_config::vision::VisionArch;
 
-/// The images that rows show: how many, and what the largest one takes. All are counted as if they were as large.
+/// How many images rows show, and what the largest of them takes. All images are counted as the largest one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pictures {
-    /// The most images of a row.
+    /// The most images that a row shows.
     pub per_row: u64,
-    /// The most images of a micro-batch, where its rows are known.
+    /// The most images of a micro-batch, if its rows are known.
     pub most: Option<u64>,
-    /// The fewest tokens of a row for each of its images. A pass that is cut between short rows has more images than one of long
-    /// rows.
+    /// The fewest tokens per image in any row. A pass of short rows can have more images than one of long rows.
     pub spacing: u64,
-    /// Rows of the decoder that an image takes.
+    /// Rows of the decoder's input that an image takes.
     pub rows: u64,
-    /// Tokens of the encoder that an image takes.
+    /// Tokens of the vision encoder that an image takes.
     pub tokens: u64,
-    /// The numbers that encoder or connector read of an image, 4 bytes each in the host's memory.
+    /// How many numbers the encoder or the connector reads for an image. Each takes 4 bytes in the host's memory.
     pub numbers: u64,
-    /// Bytes of a thread's scratch memory in the encoder's attention.
+    /// Bytes of scratch memory that a thread needs for the encoder's attention.
     pub scratch: u64,
-    /// What of an image goes through encoder and connector.
+    /// How much of an image passes through the encoder and the connector.
     pub size: ImageSize,
 }
 
-/// What of an image goes through an encoder and a connector, in all tiles together.
+/// How much of an image passes through an encoder and a connector, in all its tiles together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ImageSize {
-    /// Patches.
+    /// The number of patches.
     pub patches: u64,
-    /// Tokens of the encoder: the patches, and those before each tile's.
+    /// Tokens of the encoder: the patches, and the prefix tokens of each tile.
     pub tokens: u64,
-    /// Pairs of tokens that see each other in a block of the encoder, and in one that cuts tiles into windows.
+    /// Pairs of tokens that attend to each other, in a block with full attention and in a block that cuts tiles into
+    /// windows.
     pub pairs: [u64; 2],
-    /// Tokens that the encoder gives to each connector.
+    /// Tokens that the encoder passes to each connector.
     pub outputs: u64,
 }
 
 impl ImageSize {
-    /// Of tiles of so many rows and columns of patches.
+    /// Adds up tiles of these sizes, each `(rows, columns)` of patches.
     pub fn of(vision: &VisionArch, tiles: &[(usize, usize)]) -> Self {
         let encoder = &vision.encoder;
         let prefix = encoder.prefix_tokens();
@@ -52,7 +52,7 @@ impl ImageSize {
             size.outputs += (patches + kept) as u64;
             let whole = ((patches + prefix) as u64).pow(2);
             let side = encoder.windows.as_ref().map(|windows| windows.side.max(1));
-            // The sum over windows of the squares of their patches.
+            // The sum of the squares of all windows' sides in this direction.
             let squares = |length: usize, side: usize| ((length / side * side * side) + (length % side).pow(2)) as u64;
             let in_windows = side.map_or(whole, |side| squares(rows, side) * squares(columns, side));
             size.pairs[0] += whole;
@@ -63,14 +63,14 @@ impl ImageSize {
 }
 
 impl Pictures {
-    /// How many images a pass has at most.
+    /// The most images that a pass can have.
     pub fn in_pass(&self, pass: &Pass) -> u64 {
         let of_rows = pass.tokens.div_ceil(pass.longest.max(1)) * self.per_row;
         let of_short_rows = self.most.map_or(0, |most| most.min(pass.tokens / self.spacing.max(1)));
         of_rows.max(of_short_rows).min(pass.tokens / self.rows.max(1))
     }
 
-    /// Bytes of buffers of a pass that are saved for the backward pass, and of all.
+    /// Bytes of the vision buffers of a pass: of those that are saved for the backward pass, and of all.
     pub(super) fn bytes(&self, counts: &VisionCounts, pass: &Pass) -> (u64, u64) {
         let images = self.in_pass(pass);
         if images == 0 {
@@ -80,7 +80,7 @@ impl Pictures {
         (bytes(&counts.saved, tokens), bytes(&counts.all, tokens) + counts.world)
     }
 
-    /// Bytes of what is read of a pass's images.
+    /// Bytes of what the encoder or the connector reads for the images of a pass.
     pub fn read(&self, pass: &Pass) -> u64 {
         4 * self.numbers * self.in_pass(pass)
     }

@@ -1,38 +1,39 @@
-//! The bytes of the buffers that a pass takes. The engine reuses buffers of the same size. So it holds as many of each as
-//! were ever in use at once, which it counts itself, in a pass on the meta device.
+//! The memory of the buffers that a pass uses. The engine reuses buffers of the same size, so it holds as many of each
+//! size as were ever in use at once. It counts them itself, in a pass on the meta device.
 use std::collections::BTreeMap;
 use tunesmith_device::buffer_bytes;
 
-/// Tokens in a panel, as in `ops::activation`.
+/// How many tokens a panel has, as in `ops::activation`.
 pub const LANES: u64 = 16;
 
-/// How many buffers there are for activations of so many features, by features.
+/// For each number of features, how many activation buffers there are.
 pub type Counts = BTreeMap<u64, u64>;
 
-/// The buffers of a pass of training. Those of `saved`, `all`, and experts have room for its tokens, those of `head` for a
-/// chunk of labelled tokens.
+/// The buffers of a training pass. Those in `saved`, `all` and `experts` have room for the tokens of the pass, those in
+/// `head` for one chunk of labelled tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BufferCounts {
-    /// In use when the head begins: what is saved for the backward pass.
+    /// In use when the head begins, so saved for the backward pass.
     pub saved: Counts,
     /// The most that are in use at once.
     pub all: Counts,
-    /// Of each pool for experts: blocks share one, but for the last, which may compute fewer tokens.
+    /// The buffers of each pool for experts. All blocks share one pool, except the last block, which may compute fewer
+    /// tokens.
     pub experts: Vec<ExpertCounts>,
     /// Buffers of the head, for chunks of logits.
     pub head: Counts,
-    /// Those of image encoders and connectors, for one image.
+    /// The buffers of vision encoders and connectors, for one image.
     pub vision: VisionCounts,
 }
 
-/// Buffers of image encoders and connectors, with room for the encoder's tokens of a pass.
+/// The buffers of vision encoders and connectors. They have room for all encoder tokens of a pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VisionCounts {
-    /// In use when the head begins: what is saved for the backward pass.
+    /// In use when the head begins, so saved for the backward pass.
     pub saved: Counts,
     /// The most that are in use at once.
     pub all: Counts,
-    /// Bytes of a second encoder's buffers, which sees one image at a time.
+    /// Bytes of the buffers of a second encoder, which reads one image at a time.
     pub world: u64,
 }
 
@@ -43,24 +44,24 @@ pub struct ExpertCounts {
     pub saved: Counts,
     /// The most that are in use at once, as in [`BufferCounts::all`].
     pub all: Counts,
-    /// Whether its blocks compute labelled tokens only.
+    /// Whether the blocks of this pool compute only labelled tokens.
     pub labelled: bool,
 }
 
-/// A pass whose buffers are counted.
+/// A pass on the CPU whose buffers are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Walk {
     /// Tokens of the pass.
     pub tokens: usize,
     /// Tokens that carry a label, at least one.
     pub labelled: usize,
-    /// Every buffer has room for at least so many tokens.
+    /// The fewest tokens that every buffer has room for.
     pub room: usize,
     /// How many of the first blocks save nothing.
     pub full: usize,
     /// How many of the last blocks save everything.
     pub none: usize,
-    /// Whether saved activations have two bytes a number.
+    /// Whether saved activations take two bytes per number.
     pub narrow: bool,
     /// Whether gradients between blocks are rounded to float16.
     pub rounds_gradients: bool,
@@ -68,39 +69,39 @@ pub struct Walk {
     pub images: usize,
 }
 
-/// A pass whose bytes on a GPU are counted.
+/// A pass on a GPU whose bytes are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuWalk {
     /// Tokens of the pass, one row.
     pub tokens: usize,
     /// Tokens that carry a label, at least one.
     pub labelled: usize,
-    /// Every buffer has room for at least so many tokens.
+    /// The fewest tokens that every buffer has room for.
     pub room: usize,
     /// How many of the first blocks save nothing.
     pub full: usize,
     /// How many of the last blocks save everything.
     pub none: usize,
-    /// Whether saved activations have two bytes a number.
+    /// Whether saved activations take two bytes per number.
     pub narrow: bool,
     /// Whether gradients between blocks are rounded to float16.
     pub rounds_gradients: bool,
-    /// Whether all tokens choose the same experts; else each expert sees as many.
+    /// Whether all tokens choose the same experts. Otherwise each expert gets equally many.
     pub uneven: bool,
     /// Images that the pass shows.
     pub images: usize,
 }
 
-/// What a model holds on a GPU.
+/// The memory of a model on a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GpuHeld {
     /// Bytes of weights and trained values.
     pub held: u64,
-    /// The most bytes while it is loaded.
+    /// The most bytes that it takes while it is loaded.
     pub most: u64,
 }
 
-/// Bytes of buffers on the CPU, each for so many tokens in panels.
+/// Bytes of buffers on the CPU, each with room for `tokens` tokens in full panels.
 pub(super) fn bytes(counts: &Counts, tokens: u64) -> u64 {
     let one = |features: u64| buffer_bytes((features * tokens.next_multiple_of(LANES)) as usize) as u64;
     counts.iter().map(|(&features, count)| count * one(features)).sum()

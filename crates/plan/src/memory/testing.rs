@@ -1,4 +1,4 @@
-//! A shape and a job for tests, with an engine that counts a fixed number of buffers.
+//! A model and a job for tests, and an engine that counts a fixed number of buffers.
 use super::*;
 use std::path::Path;
 use std::sync::Arc;

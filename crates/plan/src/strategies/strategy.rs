@@ -1,4 +1,4 @@
-//! The strategies, what each of them shares among ranks, and which of them make sense on a machine.
+//! The strategies for sharing a run among ranks, what each of them shards, and which of them make sense on a machine.
 use serde::Serialize;
 
 use crate::memory::Device;
@@ -10,13 +10,13 @@ pub struct Machine {
     pub device: Device,
     /// How many ranks; each has a device of its own.
     pub ranks: u64,
-    /// Bytes of memory that each rank has; [`Machine::UNKNOWN`] where nobody knows.
+    /// Bytes of memory of each rank; [`Machine::UNKNOWN`] if they are not known.
     #[serde(skip_serializing_if = "Machine::is_unknown")]
     pub memory: u64,
 }
 
 impl Machine {
-    /// The memory of a GPU that is not here.
+    /// Stands for unknown memory, such as that of a GPU which is not in this machine.
     pub const UNKNOWN: u64 = u64::MAX;
 
     #[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
@@ -31,11 +31,11 @@ impl Machine {
 pub enum Strategy {
     /// One rank, which shares nothing.
     Single,
-    /// A copy on each device of one process (`DataParallel`); the first device sums the gradients.
+    /// A copy of the model on each device of one process (`DataParallel`). The first device adds up the gradients.
     Dp,
-    /// A copy on each rank.
+    /// A copy of everything on each rank.
     Ddp,
-    /// A copy on each rank, but a share of the optimizer's state.
+    /// A copy on each rank, except that each has a share of the optimizer's state.
     Zero1,
     /// As `zero1`, and a share of the gradients.
     Zero2,
@@ -62,8 +62,8 @@ impl Strategy {
         }
     }
 
-    /// The share of the devices' speed that remains, in 0..=1. These are published figures of others, not measurements:
-    /// about 95 % where gradients alone travel, 85 % where weights do.
+    /// The share of the devices' speed that remains, in 0..=1. The numbers were published by others and are not
+    /// measured: about 95 % if only gradients are sent, 85 % if weights are.
     pub const fn efficiency(self) -> f64 {
         match self {
             Self::Single => 1.0,
@@ -83,12 +83,12 @@ impl Strategy {
     }
 }
 
-/// A strategy, and what it offloads to the host's memory.
+/// A strategy, together with what is offloaded to the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Way {
     /// How ranks share the run.
     pub strategy: Strategy,
-    /// The optimizer's state lies in the host's memory (`train.offload_optimizer`).
+    /// Whether the optimizer's state is in the host's memory (`train.offload_optimizer`).
     pub offload_optimizer: bool,
 }
 
@@ -98,8 +98,8 @@ impl Way {
         Self { strategy, offload_optimizer: false }
     }
 
-    /// All ways that make sense on a machine, in the order of the table. `offloaded`: the configuration offloads the optimizer
-    /// anyway.
+    /// All ways that make sense on a machine, in the order of the table. `offloaded` says that the configuration
+    /// offloads the optimizer already.
     pub(super) fn all(machine: &Machine, offloaded: bool) -> Vec<Self> {
         let mut ways = Vec::new();
         for strategy in Strategy::ALL {
@@ -109,7 +109,7 @@ impl Way {
             }
             let plain = Self::plain(strategy);
             ways.push(plain);
-            // On the CPU the host's memory is the device's.
+            // On the CPU, host and device have the same memory.
             let can = machine.device == Device::Gpu && !offloaded && strategy != Strategy::Dp;
             if can && (alone || strategy != Strategy::Single) {
                 ways.push(Self { offload_optimizer: true, ..plain });
@@ -124,7 +124,7 @@ impl Way {
         format!("{}{offload}", self.strategy.name())
     }
 
-    /// Its place in the order from fast to slow: of those that fit, the lowest is recommended.
+    /// The position from fast to slow. Of the ways that fit, the one with the lowest number is recommended.
     pub(super) const fn rank(self) -> u8 {
         let strategy = match self.strategy {
             Strategy::Single | Strategy::Ddp => 0,
