@@ -17,7 +17,7 @@ pub struct ImageFlops {
 }
 
 impl ImageFlops {
-    /// The FLOPs of an image of this size in the training of `trained`.
+    /// The FLOPs of an image of this size in a training of `trained`.
     pub fn of(vision: &VisionArch, trained: &Trained, size: &ImageSize) -> Self {
         let world = vision.world.as_deref();
         let encoders =

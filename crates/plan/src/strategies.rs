@@ -144,8 +144,8 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     // The buffers of weights that come from the host's memory.
     let brought = std::mem::take(&mut rank.collectives);
     match strategy {
-        // On the CPU the ranks are threads, which read each other's memory. On GPUs the first device adds up the
-        // gradients.
+        // On the CPU the copies are threads of one process, which read each other's memory. On GPUs the first device
+        // adds up the gradients.
         Strategy::Dp if machine.device == Device::Gpu => rank.collectives = gradients,
         Strategy::Single | Strategy::Dp => {}
         _ => rank.collectives = on_its_way,
