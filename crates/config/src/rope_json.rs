@@ -1,25 +1,25 @@
-//! Rotary positions in `config.json`: `rope_scaling` (Transformers 4) or `rope_parameters` (5).
+//! Reads rotary position embeddings from `config.json`: `rope_scaling` (Transformers 4) or `rope_parameters`
+//! (Transformers 5).
 use serde_json::{Map, Value};
 
 use super::arch::{Arch, QueryScaling, Rope, RopeScaling};
 use super::hf_json::{Source, brief};
 use tunesmith_base::error::Result;
 
-/// What the file around a rope entry says; the entry may override it.
+/// The values of `config.json` outside of the rope parameters, which these may override.
 struct Around {
     head_dim: usize,
     max_position_embeddings: usize,
-    /// `None` where the file says null.
+    /// `rope_theta`; `None` if the file says null.
     theta: Option<f64>,
     partial: f64,
-    /// `original_max_position_embeddings` beside the entry, which takes precedence; 0 where it is null.
+    /// `original_max_position_embeddings` outside of the rope parameters, which takes precedence; 0 if it is null.
     original: Option<usize>,
 }
 
 impl Source<'_> {
-    /// The rotary embedding of blocks with full attention.
-    /// `partial` is the share of a head that turns where the file does not say it. `two`: whether the class has an object for each
-    /// kind of block.
+    /// Reads the rotary embedding of blocks with full attention. `partial` is the share of a head that is rotated, if
+    /// the file does not say it. `two` says whether the class has parameters for each kind of block.
     pub(super) fn rope(
         &self,
         head_dim: usize,
@@ -29,11 +29,11 @@ impl Source<'_> {
         two: bool,
     ) -> Result<Rope> {
         let mut around = self.around(head_dim, max_position_embeddings, theta)?;
-        // Null is no factor, and then the class's own default does not count either.
+        // Null means no factor at all, and the class's own default does not apply either.
         around.partial = if self.is_null("partial_rotary_factor") { 1.0 } else { self.partial_rotary_factor(partial)? };
         self.check_kinds(two)?;
         if self.rope_object()?.is_some_and(|object| object.is_nested()) {
-            // Transformers reads the key beside the entry only where one rule is for all blocks.
+            // Transformers reads this key only if one rule is for all blocks.
             around.original = None;
         }
         match self.rope_entry("full_attention")? {
@@ -42,8 +42,8 @@ impl Source<'_> {
         }
     }
 
-    /// The rotary embedding of sliding-window blocks, in families with two: `sliding_attention` in `rope_parameters`, or
-    /// `rope_local_base_freq`. `theta` is the base where neither sets one.
+    /// Reads the rotary embedding of sliding-window blocks, in families with two kinds: `sliding_attention` in
+    /// `rope_parameters`, or `rope_local_base_freq`. `theta` is the base if neither sets one.
     pub(super) fn local_rope(&self, arch: &Arch, theta: f64) -> Result<Rope> {
         let theta = Some(self.positive("rope_local_base_freq", theta)?);
         let head_dim = arch.attentions().next().map_or(0, |attention| attention.head_dim);
@@ -72,8 +72,8 @@ impl Source<'_> {
         Ok(Around { head_dim, max_position_embeddings, theta, partial: 1.0, original })
     }
 
-    /// Refuses rope parameters for each kind of block where the class has one rule for all (it fails, or takes none of them), and one
-    /// rule where it has two.
+    /// Refuses parameters for each kind of block if the class has one rule for all blocks (the class fails, or takes
+    /// none of them), and refuses a single rule if the class has two.
     fn check_kinds(&self, two: bool) -> Result<()> {
         let filled = |key: &str| self.get(key).and_then(Value::as_object).filter(|map| !map.is_empty());
         let nested = |map: &Map<String, Value>| map.values().any(Value::is_object);
@@ -110,7 +110,7 @@ impl Source<'_> {
         }
     }
 
-    /// The same file, with these rope parameters (a JSON object) if it has none.
+    /// A copy of the file, with these rope parameters (a JSON object) if it has none.
     pub(super) fn with_rope(&self, parameters: &str) -> Self {
         let mut map = self.map.clone();
         if ["rope_scaling", "rope_parameters"].iter().all(|key| self.get(key).is_none()) {
@@ -120,7 +120,7 @@ impl Source<'_> {
         Self { origin: self.origin, map, prefix: self.prefix.clone() }
     }
 
-    /// The rule of one kind of block, which `rope_parameters` must have (Gemma 4).
+    /// The rotary embedding of one kind of block, which `rope_parameters` must have (Gemma 4).
     pub(super) fn rope_of(&self, kind: &str, head_dim: usize, max_position_embeddings: usize) -> Result<Rope> {
         let missing = || self.mismatch("rope_parameters", &format!("an object with {kind}, which has a rope_theta"));
         let entry = self.rope_entry(kind)?.ok_or_else(missing)?;
@@ -135,7 +135,7 @@ impl Source<'_> {
         }
     }
 
-    /// The kind of the rule, where the file has one.
+    /// The `rope_type`, if the file has one.
     pub(super) fn rope_kind(&self) -> Result<Option<String>> {
         match self.rope_object()? {
             Some(object) => Ok(object.text("rope_type")?.or(object.text("type")?).map(str::to_owned)),
@@ -143,13 +143,14 @@ impl Source<'_> {
         }
     }
 
-    /// Whether the base of the rotary embedding is written as null: its class then turns nothing.
+    /// Whether the base of the rotary embedding is null. The class then rotates nothing.
     pub(super) fn has_null_base(&self) -> Result<bool> {
         let is_null = |source: &Self| source.has("rope_theta").then(|| source.is_null("rope_theta"));
         Ok(self.rope_object()?.as_ref().and_then(is_null).or_else(|| is_null(self)).unwrap_or(false))
     }
 
-    /// How queries are scaled by their positions (`llama_4_scaling_beta`), in classes that need it. `rope` is how they turn.
+    /// How queries are scaled by their positions (`llama_4_scaling_beta`), in classes that need this key. `rope` is
+    /// their rotary embedding.
     pub(super) fn query_scaling(&self, rope: &Rope) -> Result<QueryScaling> {
         let Some(beta) = self.rope_number("llama_4_scaling_beta")? else {
             return Err(self.error("no rope_parameters.llama_4_scaling_beta, which the class in Transformers needs"));
@@ -166,13 +167,13 @@ impl Source<'_> {
         self.map.values().any(Value::is_object)
     }
 
-    /// The rule of one kind of block: the object itself, or its entry of that name where it has one for each kind.
+    /// The parameters of one kind of block: the object itself, or its entry with this name if it has one for each kind.
     pub(super) fn rope_entry(&self, kind: &str) -> Result<Option<Self>> {
         match self.rope_object()? {
             Some(object) if object.is_nested() => {
                 let mut entry = object.inner(kind)?;
                 if let Some(entry) = &mut entry {
-                    // Transformers reads this one beside the rules, never in one.
+                    // Transformers reads `truncate` only from the outer object.
                     entry.map.remove("truncate");
                     entry.map.extend(object.map.get("truncate").map(|found| ("truncate".to_owned(), found.clone())));
                 }
@@ -194,10 +195,11 @@ impl Source<'_> {
         }
         let kind = self.text("rope_type")?.or(self.text("type")?).unwrap_or("default");
         let share = (around.head_dim as f64 * partial) as usize;
-        // The other pairs have the frequency 0, all of them if the share is less than a pair.
+        // Only a share of the pairs is rotated. The others have the frequency 0; so have all of them if the share is
+        // less than a pair.
         let proportional = kind == "proportional";
         let rotary_dim = if proportional { around.head_dim } else { share };
-        // Transformers then makes tables without frequencies, and nothing turns.
+        // Transformers then makes tables without frequencies, so nothing is rotated.
         let still = share == 0 && kind == "default";
         if partial > 1.0 || share < 2 && !proportional && !still || !rotary_dim.is_multiple_of(2) {
             return Err(self.error(format!(
@@ -229,7 +231,7 @@ impl Source<'_> {
             }
             "yarn" => {
                 let original = context()?;
-                // Null is what the two contexts give; without the key Transformers fails.
+                // Null means the ratio of the two contexts. If the key is absent, Transformers fails.
                 let factor = if self.is_null("factor") { stretch(original) } else { required("factor")? };
                 let share = |scale: f64, mscale: f64| if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 };
                 let nonzero = |key: &str| self.number(key).map(|number| number.filter(|&value| value != 0.0));
@@ -259,7 +261,7 @@ impl Source<'_> {
                 let attention_factor = match self.number("attention_factor")? {
                     Some(_) => self.positive("attention_factor", 1.0)?,
                     None if factor <= 1.0 => 1.0,
-                    // Its logarithm is divided by.
+                    // The attention factor divides by the logarithm of this number.
                     None if original == 1 => {
                         return Err(self.error("original_max_position_embeddings is 1, expected at least 2"));
                     }
@@ -293,14 +295,14 @@ impl Source<'_> {
         Ok(Rope { theta, rotary_dim, interleaved: false, scaling })
     }
 
-    /// A number above 0 that has to be there.
-    /// The share of a head that turns.
+    /// The share of a head that is rotated, from 0 on.
     fn partial_rotary_factor(&self, default: f64) -> Result<f64> {
         let key = "partial_rotary_factor";
         let share = self.number_or(key, default)?;
         if share >= 0.0 { Ok(share) } else { Err(self.mismatch(key, "a number from 0 to 1")) }
     }
 
+    /// The number under this key, which must be there and above 0.
     fn required(&self, key: &str) -> Result<f64> {
         if self.get(key).is_some() { self.positive(key, 1.0) } else { Err(self.mismatch(key, "a number above 0")) }
     }

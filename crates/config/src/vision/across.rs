@@ -1,17 +1,17 @@
-//! `VisionEncoderDecoderModel`: the decoder reads the encoder's rows by cross-attention, class token included. A linear module brings them
-//! to its width where the two differ.
+//! `VisionEncoderDecoderModel`: the decoder reads the encoder's outputs by cross-attention, including the class token.
+//! If the widths differ, a linear module converts between them.
 use super::connector::{Connector, Step};
 use super::encoder::{Encoder, Feature};
 use crate::hf_json::Source;
 use crate::wrapped::{ENCODER, ENCODER_DECODER, PROJECTION};
 use tunesmith_base::error::Result;
 
-/// Encoders whose class gives its rows as this model's class asks for them.
+/// The encoders that this class supports here, because their own classes give the outputs that it asks for.
 const ENCODERS: [&str; 5] = ["clip_vision_model", "dinov2", "dinov2_with_registers", "siglip_vision_model", "vit"];
-/// The token that begins a text.
+/// The key of the token that begins a text.
 const START: &str = "decoder_start_token_id";
 
-/// Refuses an encoder whose class is another.
+/// Refuses an encoder that is not in [`ENCODERS`].
 pub(super) fn check(source: &Source<'_>, part: &Source<'_>) -> Result<()> {
     let kind = part.text("model_type")?.unwrap_or_default();
     if ENCODERS.contains(&kind) {
@@ -22,13 +22,13 @@ pub(super) fn check(source: &Source<'_>, part: &Source<'_>) -> Result<()> {
         .hint(format!("encoders in this version: {}", ENCODERS.join(", "))))
 }
 
-/// The encoder as the decoder reads it, and what brings its rows to the decoder's width.
+/// The encoder as the decoder reads it, and the connector to the decoder's width.
 pub(super) fn parts(source: &Source<'_>, encoder: Encoder, decoder_size: usize) -> Result<(Encoder, Connector)> {
     let feature = Feature { drop_prefix: false, ..encoder.feature };
     let encoder = Encoder { prefix: ENCODER.to_owned(), feature, ..encoder };
     let width = encoder.hidden_size;
     let decoder = source.part("decoder")?;
-    // With the key, the class leaves the linear module out; GPT-2's keys and values then fit one width alone.
+    // With this key, the class leaves out the linear module. GPT-2's keys and values then fit only one width.
     if decoder.get("cross_attention_hidden_size").is_some() {
         let found = decoder.size("cross_attention_hidden_size", None)?;
         if found != width || width != decoder_size {
@@ -44,8 +44,8 @@ pub(super) fn parts(source: &Source<'_>, encoder: Encoder, decoder_size: usize) 
     Ok((encoder, Connector { kind: "linear", encoder_size: width, decoder_size, steps, stored: true }))
 }
 
-/// The token that begins a text: that of `config.json`, with which the class trains. `generate` takes that of
-/// `generation_config.json`, so that both must be the same.
+/// The token that begins a text: that of `config.json`, which the class uses in training. `generate` uses that of
+/// `generation_config.json`, so both must be the same.
 pub(super) fn start_token(source: &Source<'_>, generation: Option<&Source<'_>>) -> Result<u32> {
     let id = |source: &Source<'_>| match source.token_ids(START)?[..] {
         [] => Ok(None),

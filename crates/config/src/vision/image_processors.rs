@@ -1,95 +1,100 @@
-//! The image processors of Transformers that are known here: what sizes each gives pictures, and what its class assumes where a key is
-//! absent.
+//! The image processors of Transformers that are supported: to which sizes each resizes images, and the defaults of its
+//! class for absent keys.
 
-/// The size that a picture gets.
+/// The size to which an image is resized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
-    /// The picture keeps its size.
+    /// The image is not resized.
     Kept,
-    /// `[height, width]`, whatever its shape.
+    /// `[height, width]`, whatever the shape of the image.
     Exact([u32; 2]),
-    /// The shorter side is so long; the other one in proportion.
+    /// The shorter side gets this length; the longer side follows in proportion.
     ShortestEdge(u32),
-    /// The longer side is first made so long; the picture is then cut into square tiles, and shown once more as a whole in the size of
-    /// a tile (Idefics 3, `SmolVLM`).
+    /// The longer side is resized to a given length, and the image is cut into square tiles. The whole image, in the
+    /// size of a tile, follows as a further tile (Idefics 3, `SmolVLM`).
     Tiles {
-        /// The longer side before it is cut.
+        /// The longer side before the image is cut.
         longest_edge: u32,
         /// The side of a tile.
         tile: u32,
-        /// Whether it is cut; else it is shown as a whole alone.
+        /// Whether the image is cut. Otherwise there is only the whole image as one tile.
         split: bool,
     },
-    /// The picture is resized to a grid of tiles whose shape is nearest to its own, cut, and shown once more as a whole in the size of a
-    /// tile (`InternVL`).
+    /// The image is resized to a grid of tiles whose shape is nearest to its own, and cut. The whole image, in the size
+    /// of a tile, follows as a further tile (`InternVL`).
     Canvas {
         /// Height and width of a tile.
         tile: [u32; 2],
-        /// Whether it is cut; else it gets the size of a tile.
+        /// Whether the image is cut. Otherwise it is resized to one tile.
         cut: bool,
-        /// The fewest tiles of a picture.
+        /// The fewest tiles of an image that is cut.
         least: u32,
-        /// The most tiles of a picture.
+        /// The most tiles of an image that is cut.
         most: u32,
     },
-    /// The picture is shown as a whole in the size of a tile. Where it is alone in its row, it is also resized within one of
-    /// [`grids`](super::Processing::grids), put in its middle, and cut into square tiles (LLaVA-OneVision).
+    /// The whole image, in the size of a tile, comes first. If it is the only image in its row, it is also resized to
+    /// fit into one of the [`grids`](super::Processing::grids), centered there, and cut into square tiles
+    /// (LLaVA-OneVision).
     AnyRes {
         /// The side of a tile.
         tile: u32,
     },
-    /// Sides about in proportion and multiples of a patch, as large as so many patches allow (SigLIP 2 NaFlex).
+    /// The largest size that nearly keeps the proportions, with sides that are multiples of a patch, and with at most
+    /// `most` patches (SigLIP 2 NaFlex).
     MostPatches {
-        /// The most patches of a picture.
+        /// The most patches of an image.
         most: u32,
         /// The side of a patch in pixels.
         patch: u32,
     },
-    /// The picture is made smaller until its sides are at most so long. They then become multiples of `unit` pixels (Pixtral).
+    /// A larger image is scaled down until its sides have at most these lengths. Then the sides are rounded up to
+    /// multiples of `unit` pixels (Pixtral).
     Within {
-        /// The most pixels of its height and of its width.
+        /// The largest height and width in pixels.
         most: [u32; 2],
-        /// Pixels of a side that become one row of the decoder, and a column.
+        /// The side in pixels of a square that becomes one row of the decoder.
         unit: u32,
     },
-    /// Sides about in proportion and multiples of `merge` patches, as large as so many rows of the decoder allow (Gemma 4).
+    /// The largest size that nearly keeps the proportions, with sides that are multiples of `merge` patches, and with
+    /// at most `most` rows of the decoder (Gemma 4).
     MostRows {
-        /// The most rows of the decoder that a picture takes.
+        /// The most rows of the decoder's input for an image.
         most: u32,
-        /// Patches of a side that become one row of the decoder.
+        /// How many patches a side of the square has that becomes one row of the decoder.
         merge: u32,
         /// The side of a patch in pixels.
         patch: u32,
     },
-    /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
+    /// A size that nearly keeps the proportions, with sides that are multiples of `merge` patches, and with a number of
+    /// pixels between two bounds (Qwen-VL).
     Pixels {
-        /// The fewest pixels of a picture.
+        /// The fewest pixels of an image.
         least: u64,
-        /// The most pixels of a picture.
+        /// The most pixels of an image.
         most: u64,
-        /// Patches of a side that become one row of the decoder.
+        /// How many patches a side of the square has that becomes one row of the decoder.
         merge: u32,
         /// The side of a patch in pixels.
         patch: u32,
     },
 }
 
-/// A filter of resizing, by the numbers that Pillow gives them.
+/// The filter of a resize, by the numbers that Pillow gives them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resample {
     /// The nearest pixel.
     Nearest,
-    /// A triangle.
+    /// A triangle filter (bilinear).
     Bilinear,
-    /// A cubic with the parameter -0.5.
+    /// A cubic filter with the parameter -0.5 (bicubic).
     Bicubic,
     /// The sinc function under a window of three.
     Lanczos,
 }
 
-/// What a class assumes where a key is absent.
+/// The defaults of a class for absent keys.
 pub(super) struct Class {
-    /// Without `Fast` or `Pil` at its end.
+    /// The name without `Fast` or `Pil` at its end.
     pub(super) name: &'static str,
     /// An older name of the class, or empty.
     pub(super) older: &'static str,

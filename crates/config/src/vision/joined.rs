@@ -1,45 +1,48 @@
-//! How the tiles of an image that is cut at its own shape become rows of a decoder (LLaVA-OneVision).
+//! How the tiles of an image become rows of the decoder if the image was cut into a grid that fits its shape (`AnyRes`,
+//! LLaVA-OneVision).
 use std::ops::Range;
 
-/// What a decoder shows of such pictures.
+/// How the decoder reads such images.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnyRes {
-    /// The tensor `[width of the decoder]` that ends each line of patches, or a picture that is not cut.
+    /// The name of the tensor `[width of the decoder]` that ends each line of patches, or an image that is not cut.
     pub newline: String,
-    /// A picture of more patches than so many tiles have is made smaller, in the decoder's width.
+    /// If an image has more patches than this many tiles, its rows are scaled down to about as many.
     pub most_tiles: usize,
-    /// The heights and widths in pixels to which a picture is resized and cut.
+    /// The grids, as heights and widths in pixels, to one of which an image is resized and then cut.
     pub grids: Vec<[u32; 2]>,
 }
 
-/// The grids of LLaVA-OneVision where a configuration names none: one to six tiles of 384 pixels down and across.
+/// The grids of LLaVA-OneVision, if the configuration names none: one to six tiles of 384 pixels down and across.
 pub(super) fn usual_grids() -> Vec<[u32; 2]> {
     (1..=6).flat_map(|down| (1..=6).map(move |across| [384 * down, 384 * across])).collect()
 }
 
-/// The patches of all tiles of a picture but the first, which is the picture as a whole: side by side as they were cut. Of them, those
-/// that show the picture and no margin are kept, and made smaller where they are too many.
+/// The patches of all tiles except the first one, which shows the whole image, put together as one large grid. Patches
+/// that show only margin are left out. If there are too many, the rest is scaled down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Joined {
-    /// Rows and columns of tiles.
+    /// How many rows and columns of tiles there are.
     pub tiles: [usize; 2],
-    /// Rows and columns of patches in a tile.
+    /// How many rows and columns of patches a tile has.
     pub tile: [usize; 2],
-    /// Rows of patches that are kept.
+    /// The rows of patches in the large grid that show the image.
     pub rows: Range<usize>,
-    /// Columns of patches that are kept.
+    /// The columns of patches in the large grid that show the image.
     pub columns: Range<usize>,
-    /// Rows and columns that are left; another number where the patches are made smaller.
+    /// How many rows and columns the decoder gets. Fewer than `rows` and `columns` have, if the patches are scaled
+    /// down.
     pub size: [usize; 2],
 }
 
-/// Of a picture's row in the decoder: up to four patches, counted over all of its tiles, and their weights.
+/// How a row of the decoder is computed: from up to four patches, counted over all tiles of the image, with their
+/// weights.
 pub type Taps = [(usize, f32); 4];
 
-/// The two neighbours of a place along one side, and their weights.
+/// The two neighbours of a place in one direction, with their weights.
 type Ends = [(usize, f32); 2];
 
-/// `left // right` of Python's floats.
+/// `left // right` of two floats in Python.
 fn floor_div(left: f64, right: f64) -> f64 {
     let whole = (left - left % right) / right;
     let below = whole.floor();
@@ -47,8 +50,8 @@ fn floor_div(left: f64, right: f64) -> f64 {
 }
 
 impl Joined {
-    /// Of a picture of `[height, width]` pixels that was cut into `tiles`: `pack_image_features` of
-    /// `transformers.models.llava_onevision`. `None` where nothing would be left of a picture that is made smaller.
+    /// For an image of `[height, width]` pixels that was cut into `tiles`, as `pack_image_features` of
+    /// `transformers.models.llava_onevision` does it. `None` if scaling down would leave nothing.
     pub fn of([height, width]: [u32; 2], tiles: [usize; 2], tile: [usize; 2], most_tiles: usize) -> Option<Self> {
         let [down, across] = [0, 1].map(|side| tiles[side] * tile[side]);
         let [height, width] = [height, width].map(f64::from);
@@ -74,24 +77,26 @@ impl Joined {
         Some(Self { tiles, tile, rows, columns, size })
     }
 
-    /// Rows of the decoder: a line is a row for each column, and one that ends it.
+    /// How many rows of the decoder these patches take: one for each patch that is left, and one at the end of each
+    /// line.
     pub const fn decoder_rows(&self) -> usize {
         self.size[0] * (self.size[1] + 1)
     }
 
-    /// Whether the kept patches are made smaller, so that a row mixes several of them.
+    /// Whether the patches are scaled down, so that a row is a mixture of several patches.
     pub fn is_resized(&self) -> bool {
         self.size != [self.rows.len(), self.columns.len()]
     }
 
-    /// The patch at this place of the whole grid, counted over all tiles of the picture.
+    /// The index of the patch at this row and column of the large grid, counted over all tiles of the image.
     const fn patch(&self, row: usize, column: usize) -> usize {
         let [high, wide] = self.tile;
         let before = 1 + row / high * self.tiles[1] + column / wide;
         before * high * wide + row % high * wide + column % wide
     }
 
-    /// The patches of each place that is left, line by line: bilinear, as `interpolate(mode="bilinear")`. A weight may be zero.
+    /// The patches and weights for each place that is left, line by line: bilinear, as `interpolate(mode="bilinear")`.
+    /// A weight may be zero.
     pub fn taps(&self) -> Vec<Taps> {
         let down = ends(self.size[0], &self.rows);
         let across = ends(self.size[1], &self.columns);
@@ -105,7 +110,7 @@ impl Joined {
     }
 }
 
-/// Of each of `size` places the two neighbours within `kept`, and their weights.
+/// For each of `size` places, its two neighbours within `kept` and their weights.
 fn ends(size: usize, kept: &Range<usize>) -> Vec<Ends> {
     let from = kept.len();
     if size == from {

@@ -1,9 +1,10 @@
-//! The encoder of a variational autoencoder of diffusers: `AutoencoderKL` (Rombach et al., "High-Resolution Image Synthesis with Latent
-//! Diffusion Models", 2022) and `AutoencoderKLWan`, which Wan and Cosmos-Predict2 have. It is a list of layers over the places of a picture;
-//! of what it gives, the first half of the features is the mean of the latents' distribution.
+//! The encoder of a variational autoencoder (VAE) of diffusers: `AutoencoderKL` (Rombach et al., "High-Resolution Image
+//! Synthesis with Latent Diffusion Models", 2022), and `AutoencoderKLWan`, which Wan and Cosmos-Predict2 use. It is a
+//! list of layers that keep the places of an image. The first half of the features of its output is the mean of the
+//! latents' distribution.
 //!
-//! `AutoencoderKLWan` is made for video. One frame meets the last plane of each of its kernels alone, as those before it see zeros, and
-//! steps in time are left out for the first frame.
+//! `AutoencoderKLWan` is made for video. For a single frame, only the last plane of each of its kernels matters,
+//! because those before it read zeros; and steps in time are left out for the first frame.
 use std::path::Path;
 
 use serde_json::Value;
@@ -12,11 +13,11 @@ use crate::hf_json::{Source, read_text};
 use crate::tensor_specs::TensorSpec;
 use tunesmith_base::error::{Error, Result};
 
-/// What stands before the names of its tensors in the whole model.
+/// The prefix of its tensors in the whole model.
 pub const WORLD_ENCODER: &str = "model.world_encoder.";
-/// The classes that are read.
+/// The classes that can be read, for messages.
 const CLASSES: &str = "AutoencoderKL and AutoencoderKLWan";
-/// The most layers of a kind, and features of one.
+/// The most layers of a kind, and the most features of a layer.
 const MOST: usize = 1 << 14;
 
 /// The encoder of a variational autoencoder of diffusers, as a list of layers from a picture to latents.
@@ -26,9 +27,9 @@ pub struct LatentEncoder {
     pub class: &'static str,
     /// Its layers, from the first to the last.
     pub layers: Vec<LatentLayer>,
-    /// Features of a latent: half of those that the last layer gives.
+    /// The channels of a latent: half of the features of the last layer.
     pub latent: usize,
-    /// Pixels of a side that become one latent.
+    /// How many pixels in each direction become one latent.
     pub shrink: usize,
 }
 
@@ -52,7 +53,7 @@ pub struct Residual {
     pub norms: [LatentNorm; 2],
     /// The first and the second convolution.
     pub convolutions: [Convolution; 2],
-    /// The convolution on the shortcut, where the number of features changes.
+    /// The convolution on the shortcut; `None` if the number of features stays the same.
     pub shortcut: Option<Convolution>,
 }
 
@@ -67,16 +68,16 @@ pub struct SpatialAttention {
     pub out: Convolution,
 }
 
-/// A convolution, or a linear module on each place.
+/// A convolution, or a linear module that is applied to each place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convolution {
     /// The module's name in the whole model.
     pub name: String,
-    /// That of its weight: `[out, in]`, `[out, in, side, side]`, or `[out, in, planes, side, side]`.
+    /// The shape of its weight: `[out, in]`, `[out, in, side, side]`, or `[out, in, planes, side, side]`.
     pub shape: Vec<usize>,
-    /// Places from one to the next.
+    /// The stride, in rows and columns alike.
     pub stride: usize,
-    /// Rows and columns of zeros before the picture, and behind it.
+    /// How many rows and columns of zeros are added before the image, and after it.
     pub padding: [usize; 2],
 }
 
@@ -94,24 +95,25 @@ pub struct LatentNorm {
 /// The formula of a [`LatentNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatentNormKind {
-    /// `GroupNorm` of so many groups, with 1e-6 added to the variance.
+    /// `GroupNorm` with this many groups, and 1e-6 added to the variance.
     Group(usize),
-    /// `x / max(|x|, 1e-12) sqrt(size) gamma`, each place for itself; `gamma` has so many dimensions of one behind its first.
+    /// `x / max(|x|, 1e-12) sqrt(size) gamma`, for each place alone. The shape of `gamma` has this many ones after its
+    /// first dimension.
     Rms(usize),
 }
 
 impl Convolution {
-    /// Depth of the kernel in time; 1 where the weight has no such dimension.
+    /// The depth of the kernel in time; 1 if the weight has no such dimension.
     pub fn planes(&self) -> usize {
         if self.shape.len() == 5 { self.shape[2] } else { 1 }
     }
 
-    /// Rows and columns of the kernel.
+    /// The number of rows of the kernel, which has as many columns.
     pub fn side(&self) -> usize {
         self.shape.get(2..).and_then(<[usize]>::last).copied().unwrap_or(1)
     }
 
-    /// Places of a side behind it, of so many before it.
+    /// The side of the output for an input with this side.
     pub fn size(&self, side: usize) -> usize {
         let padded = side + self.padding[0] + self.padding[1];
         padded.saturating_sub(self.side()) / self.stride.max(1) + 1
@@ -140,10 +142,11 @@ fn tensor(module: &str, part: &str, shape: Vec<usize>) -> TensorSpec {
 }
 
 impl LatentEncoder {
-    /// Reads `dir/config.json` of diffusers.
+    /// Reads `dir/config.json`, as diffusers writes it.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: another class, or a form of it that is not known, by name.
+    /// [`tunesmith_base::Kind::Model`]: the file names another class, or describes a form of it that is not supported;
+    /// the message names it.
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let text = read_text(&path)?.ok_or_else(|| {
@@ -153,7 +156,7 @@ impl LatentEncoder {
         Self::of(&Source::parse(&text, &path)?)
     }
 
-    /// The one that `source` describes.
+    /// Reads the encoder that `source` describes.
     pub(super) fn of(source: &Source<'_>) -> Result<Self> {
         match source.text("_class_name")?.unwrap_or_default() {
             "AutoencoderKL" => kl(source),
@@ -164,7 +167,7 @@ impl LatentEncoder {
         }
     }
 
-    /// Names and shapes of its tensors, from the first layer to the last.
+    /// Names and shapes of its tensors, from the first layer to the last one.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let of = |layer: &LatentLayer| match layer {
             LatentLayer::Convolution(convolution) => convolution.tensors(),
@@ -183,19 +186,19 @@ impl LatentEncoder {
         self.layers.iter().flat_map(of).collect()
     }
 
-    /// The names that files may have for a tensor of it, the likeliest first.
+    /// The names that a tensor may have in files, the most likely one first.
     pub(super) fn stored_names(inner: &str) -> Vec<String> {
-        // Attention before diffusers 0.18.
+        // Names in attention before diffusers 0.18.
         let older = [("to_q.", "query."), ("to_k.", "key."), ("to_v.", "value."), ("to_out.0.", "proj_attn.")];
         let older = older.iter().fold(inner.to_owned(), |name, (new, old)| name.replace(new, old));
         if older == inner { vec![older] } else { vec![inner.to_owned(), older] }
     }
 }
 
-/// What the modules of a class have in common.
+/// What all modules of a class have in common.
 struct Modules {
     norm: LatentNormKind,
-    /// Planes of a convolution's kernel, where it has any.
+    /// `Some` if convolutions have kernels over frames.
     planes: Option<usize>,
 }
 
@@ -204,9 +207,9 @@ impl Modules {
         LatentNorm { name: format!("{WORLD_ENCODER}{name}"), size, kind: self.norm }
     }
 
-    /// A convolution with a kernel of that side, which keeps the size of a picture.
+    /// A convolution with a kernel of this side, which keeps the size of an image.
     fn convolution(&self, name: &str, [from, to]: [usize; 2], side: usize) -> Convolution {
-        // A causal kernel is as deep as it is wide.
+        // A kernel over frames is as deep as it is wide.
         let planes = self.planes.map(|_| side);
         let shape = [vec![to, from], planes.into_iter().collect(), vec![side; 2]].concat();
         Convolution { name: format!("{WORLD_ENCODER}{name}"), shape, stride: 1, padding: [side / 2; 2] }
@@ -224,7 +227,7 @@ impl Modules {
         }))
     }
 
-    /// A convolution with a stride of two in space alone.
+    /// A convolution that halves both sides of an image.
     fn halving(name: &str, size: usize) -> LatentLayer {
         let shape = vec![size, size, 3, 3];
         let name = format!("{WORLD_ENCODER}{name}");
@@ -323,7 +326,7 @@ fn wan(source: &Source<'_>) -> Result<LatentEncoder> {
         return Err(source.mismatch("dim_mult", &format!("numbers that make at most {MOST} features")));
     }
     let blocks = source.size_up_to("num_res_blocks", Some(2), 64)?;
-    // diffusers itself cannot run them.
+    // diffusers itself cannot run models with this key.
     if source.get("attn_scales").is_some_and(|scales| scales.as_array().is_none_or(|list| !list.is_empty())) {
         return Err(source.not_yet("attn_scales in AutoencoderKLWan"));
     }

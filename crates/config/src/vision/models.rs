@@ -1,4 +1,5 @@
-//! From `config.json` to a [`VisionArch`]: composite checkpoints, and encoders in folders of their own.
+//! Reads a [`VisionArch`] from `config.json`: for composite checkpoints, such as LLaVA's, and for encoders in folders
+//! of their own.
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -15,15 +16,15 @@ use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
-/// Where a composite class has its encoder.
+/// The prefix of the encoder's tensors in a composite class.
 const TOWER: &str = "model.vision_tower.";
-/// Keys of the token that stands for a row of a picture.
+/// Keys of the token that stands for a row of an image, the newer one first.
 const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 
-/// Key of the encoder's output that a connector takes.
+/// The key that says which output of the encoder the connector reads.
 const LAYER: &str = "vision_feature_layer";
 
-/// The model types below, whose models see images, for messages.
+/// The values of `model_type` below, whose models read images, for messages.
 pub const SEEING: &str = "gemma3, gemma4, idefics3, internvl, llava, llava_onevision, mistral3, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe, smolvlm, vision-encoder-decoder";
 
 fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
@@ -34,7 +35,7 @@ fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     Source::parse(&text, path)
 }
 
-/// The encoder that `source` describes; `class` is taken where that does not say which it is.
+/// Reads the encoder that `source` describes. `class` is its `model_type` if `source` has none.
 fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
     let kind = source.text("model_type")?.or(class).unwrap_or_default().to_owned();
     let known = |family: &&&EncoderFamily| family.model_types.contains(&kind.as_str());
@@ -44,13 +45,13 @@ fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
             .not_yet(format!("{}model_type {kind:?}, an image encoder", source.prefix))
             .hint(format!("image encoders in this version: {}", known.join(", ")))
     })?;
-    // The whole model's name may stand for that of its encoder.
+    // The `model_type` of the whole model may stand for that of its encoder.
     let first = family.model_types[0];
     source.check_types(if first.contains("vision") && !kind.contains("vision") { first } else { &kind })?;
     (family.read)(source)
 }
 
-/// The output number `index` of an encoder's `hidden_states`, of which -1 is the last block's.
+/// The output with this index in an encoder's `hidden_states`, where -1 is that of the last block.
 fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) -> Result<Feature> {
     let outputs = encoder.num_hidden_layers as i64 + 1;
     let at = if index < 0 { outputs + index } else { index };
@@ -66,7 +67,7 @@ fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let form = if encoder.rope_in_turns { ChatForm::Pixtral } else { ChatForm::Bare };
     let vision = llava_with(source, encoder, (-2, "default"), decoder_size)?;
     if form == ChatForm::Pixtral && vision.encoder.feature.drop_prefix {
-        // Its class would take the first patch for a class token.
+        // The class would take the first patch for a class token and drop it.
         return Err(source.mismatch("vision_feature_select_strategy", "\"full\" beside an encoder pixtral"));
     }
     Ok(VisionArch { chat: Some(ChatImages { token, form }), ..vision })
@@ -88,7 +89,7 @@ fn mistral3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     Ok(VisionArch { chat, ..whole(source, encoder, decoder_size)? })
 }
 
-/// The output that a connector takes, as its class counts them.
+/// Which output of the encoder the connector reads, as the class counts them.
 fn layer_index(source: &Source<'_>, default: i64) -> Result<i64> {
     match source.get(LAYER) {
         None => Ok(default),
@@ -126,7 +127,7 @@ fn llava_onevision(source: &Source<'_>, decoder_size: usize) -> Result<VisionArc
     Ok(VisionArch { any_res: Some(any_res), chat, ..llava_with(source, encoder, (-1, "full"), decoder_size)? })
 }
 
-/// LLaVA's connector behind an encoder. `layer` and `select` are the defaults of `vision_feature_layer` and
+/// Reads LLaVA's connector for an encoder. `layer` and `select` are the defaults of `vision_feature_layer` and
 /// `vision_feature_select_strategy`.
 fn llava_with(
     source: &Source<'_>,
@@ -164,7 +165,7 @@ fn gemma4(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let chat =
         ChatImages { token: token(source, &["image_token_id"], 258_880)?, form: ChatForm::Gemma4 { begin, end } };
     let text = source.part("text_config")?;
-    // Its class puts this token in the place of an image's rows before it looks embeddings up.
+    // The class puts this token in the place of an image's rows before it looks up embeddings.
     if text.is_null("pad_token_id") {
         return Err(text.mismatch("pad_token_id", "a token id, which the rows of images have"));
     }
@@ -188,7 +189,8 @@ fn paligemma(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut vision = source.part("vision_config")?;
     let defaults =
         [("hidden_size", 1152), ("intermediate_size", 4096), ("num_hidden_layers", 27), ("num_attention_heads", 16)];
-    // Those of the whole; an encoder that is described has its own class's.
+    // These are the defaults of the whole model. If the file describes the encoder, that encoder's own class has the
+    // defaults.
     if vision.map.is_empty() {
         vision
             .map
@@ -228,12 +230,12 @@ fn encoder_decoder(dir: &Path, source: &Source<'_>, decoder_size: usize) -> Resu
     Ok(VisionArch { start_token, ..joined(encoder, connector) })
 }
 
-/// Qwen's models from Qwen2-VL on.
+/// Reads Qwen's models from Qwen2-VL on.
 fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<VisionArch> {
     let vision = source.part("vision_config")?;
     let mut encoder = encoder(&vision, Some(kind))?;
     "model.visual.".clone_into(&mut encoder.prefix);
-    // Where each keeps its sections and its token if the file does not say.
+    // The defaults of `mrope_section` and of the image token.
     let (default, image) = match kind {
         "qwen3_vl" => ([24, 20, 20], 151_655),
         "qwen3_5" | "qwen3_5_moe" => ([11, 11, 10], 248_056),
@@ -272,7 +274,7 @@ fn sections(source: &Source<'_>, default: [usize; 3]) -> Result<[usize; 3]> {
     found.try_into().map_err(|_| text.mismatch(&format!("{key}.mrope_section"), "three numbers of frequencies"))
 }
 
-/// The token under the first of these keys, newer before older, that is there.
+/// The token under the first of these keys that the file has; the newer key comes first.
 fn token(source: &Source<'_>, keys: &[&str], default: u32) -> Result<u32> {
     match keys.iter().find(|key| source.get(key).is_some()) {
         None => Ok(default),
@@ -283,7 +285,7 @@ fn token(source: &Source<'_>, keys: &[&str], default: u32) -> Result<u32> {
     }
 }
 
-/// A composite checkpoint's encoder with its connector.
+/// Puts together a composite checkpoint's encoder and its connector.
 fn whole(source: &Source<'_>, encoder: Encoder, decoder_size: usize) -> Result<VisionArch> {
     let connector = connectors::of_model(source, &encoder, decoder_size)?;
     Ok(joined(encoder, connector))
@@ -332,7 +334,7 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
     }
 }
 
-/// A pair whose parts are in one folder.
+/// Reads a pair whose two parts are in one folder.
 fn merged_pair(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
     let path = dir.join(super::PAIR_SETTINGS);
     let source = open(dir, &path)?;
@@ -354,7 +356,7 @@ fn merged_pair(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
     Ok(vision)
 }
 
-/// The part of an encoder's `config.json` that describes it, and names its class.
+/// The part of an encoder's `config.json` that describes it and names its class.
 pub(super) fn encoder_config(dir: &Path) -> Result<Map<String, Value>> {
     let path = dir.join("config.json");
     Ok(encoder_part(open(dir, &path)?)?.map)
@@ -368,7 +370,7 @@ pub(super) fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result
     Ok(vision)
 }
 
-/// What describes the encoder: of a checkpoint with a text part its `vision_config`.
+/// The part that describes the encoder: `vision_config`, if the checkpoint also has a text model.
 fn encoder_part(source: Source<'_>) -> Result<Source<'_>> {
     let kind = source.text("model_type")?.unwrap_or_default();
     Ok(match ENCODERS.iter().find(|family| family.wholes.contains(&kind)) {

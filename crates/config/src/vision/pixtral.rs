@@ -1,17 +1,17 @@
-//! What `PixtralProcessor` of Transformers reads of `processor_config.json`.
+//! What `PixtralProcessor` reads from `processor_config.json`.
 use std::path::Path;
 
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::Result;
 
-/// What stands behind each line of an image's rows, and behind the last one.
+/// The tokens after each line of an image's rows, and after the last line.
 pub const PIXTRAL_TOKENS: [&str; 2] = ["[IMG_BREAK]", "[IMG_END]"];
 
-/// The pixels of which an image's sides become multiples, if the folder has the file: those of the patches of a square that become one
-/// row. They go before what `preprocessor_config.json` says.
+/// The number of pixels of which an image's sides become multiples: the side of the square of patches that becomes one
+/// row. It takes precedence over `preprocessor_config.json`. `None` if the folder has no `processor_config.json`.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Model`]: other tokens around an image's rows than [`PIXTRAL_TOKENS`], or no numbers.
+/// [`tunesmith_base::Kind::Model`]: the file names other tokens than [`PIXTRAL_TOKENS`], or a size is not a number.
 pub(super) fn unit(dir: &Path, most: usize) -> Result<Option<u32>> {
     let path = dir.join("processor_config.json");
     let Some(text) = read_text(&path)? else { return Ok(None) };

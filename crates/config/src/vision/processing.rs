@@ -1,4 +1,4 @@
-//! What becomes of an image before an encoder reads it: `preprocessor_config.json`, or `image_processor` of
+//! How an image is prepared for a vision encoder, read from `preprocessor_config.json` or from `image_processor` in
 //! `processor_config.json`, as the image processors of Transformers read them.
 use std::path::Path;
 
@@ -8,50 +8,52 @@ use super::image_processors::{CLASSES, Class, Resample, SOFT_TOKENS, Size};
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
 
-/// The most pixels of a side after resizing.
+/// The largest side in pixels after resizing.
 const MOST: usize = 1 << 14;
 
-/// The most tiles that a picture is cut into where its shape decides.
+/// The most tiles or crops into which an image may be cut.
 const MOST_TILES: usize = 64;
 
-/// How a picture is prepared for an encoder. The steps follow one another in the order of the fields.
+/// How images are prepared for an encoder. The steps follow in the order of the fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Processing {
     /// The class of Transformers, such as `SiglipImageProcessor`.
     pub class: &'static str,
-    /// The picture is first put on a square of this color.
+    /// First the image is put on a square of this color; `None` if it is not.
     pub square: Option<[u8; 3]>,
     /// Whether an oblong picture is also cut into crops, which follow the whole (Gemma 3).
     pub pan_and_scan: Option<PanAndScan>,
-    /// The size that it gets, and each crop.
+    /// The size to which the image is resized, and each crop.
     pub size: Size,
     /// The filter that weighs pixels when a picture is resized.
     pub resample: Resample,
     /// The library whose rounding resizing follows.
     pub backend: Backend,
-    /// The middle `[height, width]` of it is kept; what lies outside of the picture is black.
+    /// Then its middle is kept, `[height, width]`. Where the image is smaller, the rest is black.
     pub crop: Option<[u32; 2]>,
-    /// Each value is multiplied by this.
+    /// Each value is multiplied by this factor.
     pub rescale: Option<f64>,
-    /// Then the channel's mean is taken off, and the rest divided by its standard deviation.
+    /// Then the mean of its channel is subtracted, and the rest is divided by the channel's standard deviation.
     pub normalize: Option<[[f32; 3]; 2]>,
-    /// Whether the channels of a pixel stand side by side in a patch, and not each channel's pixels (SigLIP 2 NaFlex).
+    /// Whether a patch has the channels of each pixel next to each other, instead of all pixels of one channel after
+    /// another (SigLIP 2 NaFlex, Gemma 4).
     pub channels_last: bool,
-    /// With [`Size::AnyRes`]: the heights and widths that it may get before it is cut.
+    /// With [`Size::AnyRes`]: the heights and widths to one of which the image is resized before it is cut.
     pub grids: Vec<[u32; 2]>,
-    /// How often each channel of a patch stands in it, one after the other: a picture is a video of so many equal frames (Qwen-VL).
+    /// How often each channel of a patch is repeated, because the encoder reads videos and the image stands for as many
+    /// equal frames (Qwen-VL).
     pub frames: usize,
 }
 
-/// Crops of an oblong picture, side by side along its longer side: `pan_and_scan` of
+/// Cuts an oblong image into crops along its longer side. As `pan_and_scan` of
 /// `transformers.models.gemma3.image_processing_gemma3`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PanAndScan {
-    /// A picture whose crops would have a shorter side is not cut.
+    /// An image is not cut if a side of its crops would be shorter than this.
     pub min_crop_size: u32,
     /// The most crops of a picture.
     pub max_num_crops: u32,
-    /// A picture is cut from this ratio of its sides on.
+    /// An image is cut if its longer side is at least this many times as long as the shorter one.
     pub min_ratio_to_activate: f64,
 }
 
@@ -69,7 +71,8 @@ impl Processing {
     /// Reads the files of a model folder.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: there is neither file, or it describes an image processor that is not known here, by name.
+    /// [`tunesmith_base::Kind::Model`]: neither file exists, or it names an image processor that is not supported; the
+    /// message names it.
     pub fn open(dir: &Path) -> Result<Self> {
         let processing = Self::of_file(dir)?;
         let Size::Within { most, .. } = processing.size else { return Ok(processing) };
@@ -77,7 +80,7 @@ impl Processing {
         Ok(unit.map_or(processing.clone(), |unit| Self { size: Size::Within { most, unit }, ..processing }))
     }
 
-    /// What the file about the image processor alone says.
+    /// Reads only the file that describes the image processor.
     fn of_file(dir: &Path) -> Result<Self> {
         let path = dir.join("preprocessor_config.json");
         if let Some(text) = read_text(&path)? {
@@ -96,8 +99,8 @@ impl Processing {
     }
 }
 
-/// Keys without which an image processor does not compute if they are null: the step that reads each, if there is a switch for it, and the
-/// beginnings of the classes that do; of all without one.
+/// Keys that the image processor needs: it fails if one of them is null. With each key: the switch of the step that
+/// reads it, if there is one, and how the names of the classes begin that need it (empty: all classes).
 const NEEDED: [(&str, Option<&str>, &[&str]); 13] = [
     (
         "size",
@@ -118,13 +121,14 @@ const NEEDED: [(&str, Option<&str>, &[&str]); 13] = [
     ("max_num_patches", None, &["Siglip2"]),
 ];
 
-/// What nulls mean: a step that is null is left out; another key counts as absent, unless the class needs it.
+/// Handles keys that are null: a step that is null is left out, and any other key counts as absent, unless the class
+/// needs it.
 fn nulls(mut source: Source<'_>) -> Result<Source<'_>> {
     let class = source.text("image_processor_type").ok().flatten().unwrap_or_default().to_owned();
     for (key, step, classes) in NEEDED {
         let reads = classes.is_empty() || classes.iter().any(|begin| class.starts_with(begin));
         let runs = step.is_none_or(|step| !source.is_null(step) && source.get(step) != Some(&Value::Bool(false)));
-        // Crops are resized in any case.
+        // Crops are always resized.
         let runs = runs || key == "size" && source.get("do_pan_and_scan") == Some(&Value::Bool(true));
         if source.is_null(key) && reads && runs {
             return Err(source.mismatch(key, "a value, which the image processor needs"));
@@ -135,7 +139,7 @@ fn nulls(mut source: Source<'_>) -> Result<Source<'_>> {
         if step {
             *value = Value::Bool(false);
         }
-        // Where the middle is kept, its size is needed.
+        // If the middle is kept, its size must not be null.
         !value.is_null() || key == "crop_size"
     });
     Ok(source)
@@ -154,14 +158,14 @@ fn read(source: &Source<'_>) -> Result<Processing> {
     })?;
     let pan_and_scan = pan_and_scan(source, class)?;
     let resample = resample(source, class.resample)?;
-    // Its class asks torchvision for the nearest pixel as older versions chose it.
+    // The class asks torchvision for the nearest pixel by the rule of older versions, which is not implemented.
     if matches!(class.size, Size::MostRows { .. }) && resample == Resample::Nearest {
         return Err(source.not_yet(format!("resample: 0 (nearest) for {}", class.name)));
     }
     let normalize = source.flag("do_normalize", !matches!(class.size, Size::MostRows { .. }))?;
     let mean = channels(source, "image_mean", class.normal[0])?;
     let normal = [mean, channels(source, "image_std", class.normal[1])?];
-    // With these, no byte becomes a value that f32 does not hold.
+    // With these bounds, every normalized value is finite in f32.
     if !normal[1].iter().all(|deviation| (1e-6..=1e6).contains(deviation)) {
         return Err(source.mismatch("image_std", "numbers from 1e-6 to 1e6"));
     }
@@ -170,7 +174,7 @@ fn read(source: &Source<'_>) -> Result<Processing> {
         return Err(source.mismatch("rescale_factor", "a number from 1e-9 to 1e9"));
     }
     let squared = class.name == "LlavaImageProcessor" && source.flag("do_pad", false)?;
-    // The color of the margins is that of the means.
+    // The margins have the color of the mean, so the mean must be a color.
     let colors =
         source.get("image_mean").is_none_or(Value::is_array) && mean.iter().all(|mean| (0.0..=1.0).contains(mean));
     if squared && !colors {
@@ -196,7 +200,7 @@ fn read(source: &Source<'_>) -> Result<Processing> {
         return Err(source.not_yet("do_center_crop for PixtralImageProcessor"));
     }
     let size = if source.flag("do_resize", true)? || pan_and_scan.is_some() {
-        // Crops are resized in any case, and the whole with them.
+        // Crops are always resized, and so is the whole image then.
         size(source, class)?
     } else {
         Size::Kept
@@ -224,7 +228,7 @@ fn read(source: &Source<'_>) -> Result<Processing> {
     })
 }
 
-/// Crops, with what `Gemma3Processor` assumes where a key is absent.
+/// The settings of `pan_and_scan`, with the defaults of `Gemma3ImageProcessor` for absent keys.
 fn pan_and_scan(source: &Source<'_>, class: &Class) -> Result<Option<PanAndScan>> {
     if class.name != "Gemma3ImageProcessor" || !source.flag("do_pan_and_scan", false)? {
         return Ok(None);
@@ -237,7 +241,7 @@ fn pan_and_scan(source: &Source<'_>, class: &Class) -> Result<Option<PanAndScan>
     }))
 }
 
-/// `image_grid_pinpoints`, heights and widths, if it is there.
+/// `image_grid_pinpoints` as heights and widths; `None` if the key is absent.
 pub(super) fn grids(source: &Source<'_>) -> Result<Option<Vec<[u32; 2]>>> {
     let key = "image_grid_pinpoints";
     let Some(value) = source.get(key) else { return Ok(None) };
@@ -279,7 +283,7 @@ fn resample(source: &Source<'_>, default: Resample) -> Result<Resample> {
     })
 }
 
-/// The object under `key`, whose members are sizes.
+/// The object under `key`, such as `size`; `None` if there is no object.
 fn sizes<'a>(source: &Source<'a>, key: &str) -> Option<Source<'a>> {
     let Some(Value::Object(map)) = source.get(key) else { return None };
     Some(Source { origin: source.origin, map: map.clone(), prefix: format!("{}{key}.", source.prefix) })
@@ -350,7 +354,7 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
             None if !source.has("size") => [least, most],
             _ => return Err(source.mismatch("size", "{shortest_edge, longest_edge}")),
         };
-        // Older names, which count if both are there.
+        // Older names of the keys. They take precedence over the newer ones.
         let (least, most) = (area(source, "min_pixels", least)?, area(source, "max_pixels", most)?);
         let merge = source.size_up_to("merge_size", Some(merge as usize), 64)? as u32;
         if least > most {
@@ -363,7 +367,7 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         return match (source.get("size"), class.size) {
             (None, default) => Ok(default),
             (Some(_), Size::ShortestEdge(_)) => side(source, "size").map(Size::ShortestEdge),
-            // Its class takes a number for the shorter side, and squares only by default.
+            // A single number means the shorter side for this class, although its default is a square.
             (Some(_), _) if class.name == "SiglipImageProcessor" => side(source, "size").map(Size::ShortestEdge),
             (Some(_), _) => side(source, "size").map(|side| Size::Exact([side; 2])),
         };
@@ -375,7 +379,7 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
     }
 }
 
-/// The bounds of `PixtralImageProcessor`, and the sides of its patches, which must be equal.
+/// The largest sides of `PixtralImageProcessor`, and the side of its patches, which must be square.
 fn within(source: &Source<'_>, most: [u32; 2], unit: u32) -> Result<Size> {
     let most = match sizes(source, "size") {
         Some(size) if size.has("longest_edge") => [side(&size, "longest_edge")?; 2],

@@ -1,4 +1,5 @@
-//! Tensors and linear modules of encoder and connector: names, shapes, which are trained, and how files call them.
+//! The tensors and linear modules of encoder and connector: their names and shapes, which of them are trained, and
+//! their names in files.
 use super::connector::Norm;
 use super::encoder::{CLIP_BOUNDS, Interpolation};
 use super::{Connector, Encoder, Features, LatentEncoder, Step, VisionArch, VisionTraining, WORLD_ENCODER};
@@ -64,14 +65,14 @@ impl Encoder {
         [self.attention_linears(layer), self.mlp_linears(layer)].concat()
     }
 
-    /// The bounds of a linear module of a block ([`CLIP_BOUNDS`]); none where it does not clip.
+    /// The clipping bounds of a linear module in a block ([`CLIP_BOUNDS`]); empty if the module does not clip.
     pub fn bounds(&self, linear: &LinearSpec) -> Vec<TensorSpec> {
         let module = linear.name.rsplit_once('.').map_or("", |(module, _)| module);
         let bounds = CLIP_BOUNDS.into_iter().filter(|_| self.clipped);
         bounds.map(|bound| tensor(format!("{module}.{bound}"), &[])).collect()
     }
 
-    /// Tensors before the blocks.
+    /// The tensors before the blocks.
     fn stem_tensors(&self) -> Vec<TensorSpec> {
         let (names, hidden) = (&self.names.stem, self.hidden_size);
         let mut tensors = Vec::new();
@@ -108,7 +109,7 @@ impl Encoder {
         tensors
     }
 
-    /// Tensors of block `layer`.
+    /// The tensors of block `layer`.
     fn block_tensors(&self, layer: usize) -> Vec<TensorSpec> {
         let (names, hidden) = (&self.names.block, self.hidden_size);
         let mut tensors = norm(&self.block_name(layer, names.norm1), hidden, self.rms_norm);
@@ -125,7 +126,8 @@ impl Encoder {
         tensors
     }
 
-    /// The tensors that pictures come through, in that order, but bounds of modules, which are never trained.
+    /// The tensors that contribute to the encoder's output, in the order of the forward pass. Clipping bounds are left
+    /// out, because they are never trained.
     pub fn trainable_tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = self.stem_tensors();
         tensors.extend((0..self.feature.blocks).flat_map(|layer| self.block_tensors(layer)));
@@ -135,7 +137,7 @@ impl Encoder {
         tensors
     }
 
-    /// All tensors that pictures come through.
+    /// All tensors that contribute to the encoder's output, with clipping bounds.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = self.trainable_tensors();
         let linears = (0..self.feature.blocks).flat_map(|layer| self.block_linears(layer));
@@ -145,12 +147,12 @@ impl Encoder {
 }
 
 impl Step {
-    /// Whether its tensors are trained with the connector.
+    /// Whether the step's tensors are trained if the connector is.
     const fn is_trainable(&self) -> bool {
         !matches!(self, Self::Standardize { .. })
     }
 
-    /// Names and shapes of its tensors.
+    /// Names and shapes of the step's tensors.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         match self {
             Self::Norm(Norm { name, size, rms, .. }) => norm(name, *size, *rms),
@@ -169,24 +171,25 @@ impl Step {
 }
 
 impl Connector {
-    /// Names and shapes of its tensors, in the order of the forward pass.
+    /// Names and shapes of the connector's tensors, in the order of the forward pass.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         self.steps.iter().flat_map(Step::tensors).collect()
     }
 
-    /// Those that can be trained.
+    /// The tensors that can be trained.
     pub fn trainable_tensors(&self) -> Vec<TensorSpec> {
         self.steps.iter().filter(|step| step.is_trainable()).flat_map(Step::tensors).collect()
     }
 
-    /// The module that holds all of it, where its parts' names have one before them.
+    /// The module that has all of the connector's tensors; empty if their names have no common prefix.
     fn module(&self) -> String {
         let names: Vec<String> = self.trainable_tensors().into_iter().map(|spec| spec.name).collect();
         let first = names.first().map_or("", String::as_str);
         let shared = |end: usize| names.iter().all(|name| name.starts_with(&first[..end]));
         let end = first.match_indices('.').map(|(at, _)| at).take_while(|at| shared(at + 1)).last();
         let module = end.map_or("", |end| &first[..end]);
-        // A single linear module is in the module that is the connector.
+        // If the connector is a single linear module, that module is inside the module that Transformers calls the
+        // connector.
         let with_tensors: Vec<&Step> =
             self.steps.iter().filter(|step| step.is_trainable() && !step.tensors().is_empty()).collect();
         let module = match with_tensors[..] {
@@ -197,7 +200,7 @@ impl Connector {
     }
 }
 
-/// What may stand before the names of an encoder's tensors in files.
+/// Prefixes that the encoder's tensors may have in files.
 const PREFIXES: [&str; 9] = [
     "model.vision_tower.",
     "vision_tower.",
@@ -211,7 +214,8 @@ const PREFIXES: [&str; 9] = [
 ];
 
 impl VisionArch {
-    /// Every tensor that pictures come through: encoder, then connector. Not those before [`VisionArch::features`].
+    /// All tensors that images pass through: the encoder's, then the connector's. Those before [`VisionArch::features`]
+    /// are left out.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let connectors = self.connectors().flat_map(Connector::tensors);
         let behind = connectors.chain(self.newline());
@@ -227,17 +231,18 @@ impl VisionArch {
         tensors
     }
 
-    /// What ends a line of an image's rows: `[width of the decoder]`.
+    /// The vector that ends a line of an image's rows, `[width of the decoder]`; `None` without
+    /// [`VisionArch::any_res`].
     pub fn newline(&self) -> Option<TensorSpec> {
         self.any_res.as_ref().map(|any_res| tensor(any_res.newline.clone(), &[self.connector.decoder_size]))
     }
 
-    /// The connector, and those behind inner blocks.
+    /// The connector, and those of inner blocks.
     pub fn connectors(&self) -> impl Iterator<Item = &Connector> {
         std::iter::once(&self.connector).chain(self.deepstack.iter().map(|deep| &deep.connector))
     }
 
-    /// Those that are trained in full.
+    /// The tensors that are trained in full.
     pub fn trained_tensors(&self) -> Vec<TensorSpec> {
         let (training, encoder) = (&self.training, &self.encoder);
         let mut tensors = Vec::new();
@@ -255,7 +260,8 @@ impl VisionArch {
         tensors
     }
 
-    /// What has been trained where these tensors are, adapters' among them.
+    /// Derives what has been trained from the tensors that a file has, including those of adapters. `has` says whether
+    /// it has a tensor.
     pub fn trained_by(&self, has: &dyn Fn(&str) -> bool) -> VisionTraining {
         let all = |tensors: Vec<TensorSpec>| !tensors.is_empty() && tensors.iter().all(|spec| has(&spec.name));
         let encoder = all(self.encoder.trainable_tensors());
@@ -269,15 +275,15 @@ impl VisionArch {
         VisionTraining { connector, newline, encoder, last_blocks, adapters, ..self.training.clone() }
     }
 
-    /// The modules that are trained in full, as PEFT's `modules_to_save` names them: by the end of their names.
+    /// The modules that are trained in full, as PEFT's `modules_to_save` names them: by the ends of their names.
     pub fn saved_modules(&self) -> Vec<String> {
         let (training, encoder) = (&self.training, &self.encoder);
         let end = |name: &str| name.trim_start_matches("model.").trim_end_matches('.').to_owned();
         let mut modules = Vec::new();
         if training.connector {
-            // One that is inside of the encoder's module is saved with it.
+            // A connector inside the encoder's module is saved with the encoder.
             let apart = |module: &String| !(training.encoder && module.starts_with(&encoder.prefix));
-            // Some have nothing that can be trained.
+            // A connector may have nothing that can be trained.
             let trainable = self.connectors().filter(|connector| !connector.trainable_tensors().is_empty());
             modules.extend(trainable.map(Connector::module).filter(apart).map(|module| end(&module)));
         }
@@ -292,7 +298,7 @@ impl VisionArch {
         modules
     }
 
-    /// Tells whether a tensor is in one of [`VisionArch::saved_modules`].
+    /// Returns a test of whether a tensor is in one of [`VisionArch::saved_modules`].
     fn saved(&self) -> impl Fn(&str) -> bool + use<> {
         let modules = self.saved_modules();
         move |name| {
@@ -302,8 +308,8 @@ impl VisionArch {
         }
     }
 
-    /// Tells whether a tensor is in a module that is trained in full, though no gradient can come to it. An adapter's file has such
-    /// tensors as the base has them, because PEFT wants every tensor of a module.
+    /// Returns a test of whether a tensor is in a module that is trained in full, but can get no gradient itself. An
+    /// adapter's file has such tensors with the values of the base, because PEFT wants every tensor of a module.
     pub fn untouched(&self) -> impl Fn(&str) -> bool + use<> {
         let connectors = self.connectors().flat_map(Connector::trainable_tensors).chain(self.newline());
         let trainable = self.encoder.trainable_tensors().into_iter().chain(connectors);
@@ -312,18 +318,19 @@ impl VisionArch {
         move |name| saved(name) && !trainable.contains(name)
     }
 
-    /// The tensors of a checkpoint's files that are in modules which are trained in full, but are not trained themselves: by their names
-    /// in the whole model and in the files, which have the tensors `stored`.
+    /// The tensors in a checkpoint's files that are in modules which are trained in full, but that are not trained
+    /// themselves. Each has its name in the whole model and its name in the files. `stored` has the names of all
+    /// tensors in the files.
     pub fn rest_of_saved<'n>(&self, stored: &BTreeSet<&'n str>) -> Vec<(String, &'n str)> {
         let trained: BTreeSet<String> = self.trained_tensors().into_iter().map(|spec| spec.name).collect();
         let (saved, start) = (self.saved(), self.start_of_stored(stored));
         let named = stored.iter().map(|&stored| (self.name_of_stored(stored, start.as_deref()), stored));
-        // Numbers of positions in older files are no parameters.
+        // Position ids, which older files have, are no parameters.
         let wanted = |name: &str| !trained.contains(name) && saved(name) && !name.ends_with(".position_ids");
         named.filter(|(name, _)| wanted(name)).collect()
     }
 
-    /// What stands before the names of the encoder's tensors in files with these.
+    /// The prefix of the encoder's tensors in files with these tensors; `None` if they have none.
     fn start_of_stored(&self, stored: &BTreeSet<&str>) -> Option<String> {
         self.encoder.trainable_tensors().iter().find_map(|spec| {
             let inner = spec.name.strip_prefix(&self.encoder.prefix)?;
@@ -333,8 +340,8 @@ impl VisionArch {
         })
     }
 
-    /// The name in the whole model of a tensor in files that have `start` before the names of the encoder's: the inverse of
-    /// [`VisionArch::stored_names`].
+    /// The name in the whole model of a tensor in files in which the encoder's tensors have the prefix `start`: the
+    /// inverse of [`VisionArch::stored_names`].
     fn name_of_stored(&self, stored: &str, start: Option<&str>) -> String {
         if let Some(inner) = start.and_then(|start| stored.strip_prefix(start)) {
             let put_back = |inner: String, (ours, stored): &(&str, &str)| inner.replace(stored, ours);
@@ -347,15 +354,16 @@ impl VisionArch {
         format!("model.{stored}")
     }
 
-    /// A name behind the encoder's prefix as the files of checkpoints have it.
+    /// The name after the encoder's prefix, as the files of checkpoints write it.
     fn older(&self, inner: &str) -> String {
         let replace = |inner: String, (ours, stored): &(&str, &str)| inner.replace(ours, stored);
         self.encoder.names.stored.iter().fold(inner.to_owned(), replace)
     }
 
-    /// The modules that hold all of the encoder that pictures come through. PEFT takes each module whose name ends with one of these, and
-    /// all that is in it. An encoder beside a decoder that reads it by cross-attention is called `encoder`, may have an `encoder` in
-    /// it, and has a pooler, so that its parts are named: a list of blocks is no module that PEFT takes.
+    /// The modules that have all tensors of the encoder that contribute to its output. PEFT takes every module whose
+    /// name ends with one of these, and everything in it. In a `VisionEncoderDecoderModel`, the encoder is called
+    /// `encoder`, may have an `encoder` inside, and has a pooler. So its parts are listed one by one, with each block,
+    /// since PEFT does not take a list of blocks as a module.
     fn encoder_modules(&self) -> Vec<String> {
         let Encoder { prefix, feature, .. } = &self.encoder;
         if self.start_token.is_none() {
@@ -375,7 +383,7 @@ impl VisionArch {
         modules
     }
 
-    /// Linear modules of the encoder that get an adapter; `all-linear` names all of its blocks.
+    /// The linear modules of the encoder that get an adapter; `all-linear` means those of all its blocks.
     pub fn adapted_linears(&self) -> Vec<LinearSpec> {
         let linears = (0..self.encoder.feature.blocks).flat_map(|layer| self.encoder.block_linears(layer));
         let named = |linear: &LinearSpec, entry: &String| {
@@ -386,11 +394,11 @@ impl VisionArch {
         linears.filter(|linear| self.training.adapters.iter().any(|entry| named(linear, entry))).collect()
     }
 
-    /// The names that a tensor may have in the files of a checkpoint, the likeliest first.
+    /// The names that a tensor may have in the files of a checkpoint, the most likely one first.
     pub fn stored_names(&self, name: &str) -> Vec<String> {
         if let Some(inner) = name.strip_prefix(WORLD_ENCODER) {
             let names = LatentEncoder::stored_names(inner);
-            // Of a file of the encoder alone, or of a merged model.
+            // In a file of the encoder alone, or of a merged model.
             let whole = names.iter().map(|inner| format!("world_encoder.{inner}")).collect();
             return [names, whole].concat();
         }
@@ -400,7 +408,7 @@ impl VisionArch {
                 names.push(name);
             }
         };
-        // Of the whole model, before Transformers 4.52.
+        // The name in the whole model before Transformers 4.52.
         let old = name.strip_prefix("model.").unwrap_or(name);
         add(old.to_owned());
         if let Some(inner) = name.strip_prefix(&self.encoder.prefix) {

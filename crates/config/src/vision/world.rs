@@ -1,5 +1,6 @@
-//! A second encoder of pictures beside the first: that of a variational autoencoder, whose latents become rows behind a text's first
-//! token (`TheWorld`). The encoder is frozen; the projector behind it is trained.
+//! A second encoder of images next to the first one: the encoder of a variational autoencoder (VAE), whose latents
+//! become rows of the decoder (`TheWorld`). The encoder is frozen, and the projector from its latents to the decoder is
+//! trained.
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -13,33 +14,33 @@ use crate::enums::{ProjectionArchitecture, WorldProjection};
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
 
-/// The tokens before and behind the rows.
+/// The tokens before and after these rows.
 pub const WORLD_TOKENS: [&str; 2] = ["<start_of_world>", "<end_of_world>"];
-/// What stands before the names of the projector's tensors in the whole model.
+/// The prefix of the projector's tensors in the whole model.
 pub const WORLD_PROJECTOR: &str = "model.world_projector.";
-/// In the folder of a merged model: what describes its second encoder.
+/// The file in a merged model's folder that describes its second encoder.
 pub const WORLD_SETTINGS: &str = "world.json";
-/// The weights that go with it.
+/// The file with the weights of the second encoder and its projector.
 pub const WORLD_WEIGHTS: &str = "world.safetensors";
-/// The key of [`WORLD_SETTINGS`] with the encoder's own settings, as diffusers has them.
+/// The key of [`WORLD_SETTINGS`] with the encoder's own `config.json`, as diffusers writes it.
 const ENCODER_CONFIG: &str = "encoder_config";
 
-/// The second encoder, and its projector.
+/// The second encoder and its projector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct World {
-    /// From a picture to latents.
+    /// The encoder, from an image to latents.
     pub encoder: LatentEncoder,
-    /// Whether each channel of the latents is a row, and not each place.
+    /// Whether each channel of the latents becomes a row; otherwise each place does.
     pub channels: bool,
-    /// From such a row to one of the decoder's. Only a merged model's files have weights of it.
+    /// The projector from such a row to the decoder's width. Only the files of a merged model have its weights.
     pub projector: Connector,
-    /// The form of the projector.
+    /// The modules of the projector.
     pub architecture: ProjectionArchitecture,
-    /// The side that each picture gets, whatever its shape.
+    /// The side in pixels of the square to which each image is resized.
     pub image_size: usize,
-    /// The tokens before and behind the rows ([`WORLD_TOKENS`]).
+    /// The ids of the tokens before and after the rows ([`WORLD_TOKENS`]).
     pub tokens: [u32; 2],
-    /// The encoder's folder; of a merged model, the file of its [`WORLD_WEIGHTS`].
+    /// The encoder's folder; for a merged model, the file [`WORLD_WEIGHTS`].
     pub folder: PathBuf,
 }
 
@@ -50,15 +51,16 @@ pub struct WorldSettings {
     pub projection: WorldProjection,
     /// The modules of the projector from latents to the decoder's width.
     pub architecture: ProjectionArchitecture,
-    /// The side that each picture gets.
+    /// The side in pixels of the square to which each image is resized.
     pub image_size: usize,
 }
 
 impl World {
-    /// The encoder in `folder`, or in its folder `vae`, before a decoder of that width.
+    /// Reads the encoder in `folder`, or in its subfolder `vae`, for a decoder of width `decoder_size`.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: the encoder is not known here; [`tunesmith_base::Kind::Config`]: a size that it does not divide.
+    /// [`tunesmith_base::Kind::Model`]: the encoder is not supported; [`tunesmith_base::Kind::Config`]: the image size
+    /// is not a multiple of the pixels per latent.
     pub fn open(folder: &Path, settings: WorldSettings, tokens: [u32; 2], decoder_size: usize) -> Result<Self> {
         let inner = folder.join("vae");
         let folder = if inner.join("config.json").is_file() { inner } else { folder.to_owned() };
@@ -66,7 +68,7 @@ impl World {
             .map_err(|error| error.of_key("image_size", "vision.world.image_size"))
     }
 
-    /// That of a merged model, which its [`WORLD_SETTINGS`] describe; `None` if it has no second encoder.
+    /// Reads the second encoder of a merged model, which [`WORLD_SETTINGS`] describes; `None` if the model has none.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the file is not as a merge writes it.
@@ -100,7 +102,7 @@ impl World {
         Ok(Some(world))
     }
 
-    /// What a merged model's [`WORLD_SETTINGS`] have of it.
+    /// The content of [`WORLD_SETTINGS`] for a merged model.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the encoder's own settings cannot be read.
@@ -120,7 +122,7 @@ impl World {
         }))
     }
 
-    /// This encoder before a decoder of that width.
+    /// Connects this encoder to a decoder of width `decoder_size`.
     fn before(
         decoder_size: usize,
         encoder: LatentEncoder,
@@ -142,22 +144,22 @@ impl World {
         Ok(Self { encoder, channels, projector, architecture, image_size, tokens, folder })
     }
 
-    /// Places of the latents: of one feature each.
+    /// How many places the latents of an image have. Each has as many numbers as there are channels.
     pub const fn places(&self) -> usize {
         (self.image_size / self.encoder.shrink).pow(2)
     }
 
-    /// Rows of the decoder that a picture takes, without the tokens around them.
+    /// How many rows of the decoder's input an image takes, without the tokens around them.
     pub const fn rows(&self) -> usize {
         if self.channels { self.encoder.latent } else { self.places() }
     }
 
-    /// The numbers of a picture's latents.
+    /// How many numbers the latents of an image have.
     pub const fn latents(&self) -> usize {
         self.places() * self.encoder.latent
     }
 
-    /// How pictures are prepared: resized to a square, with values from -1 to 1.
+    /// How images are prepared: resized to a square, with values from -1 to 1.
     pub fn processing(&self, backend: Backend) -> Processing {
         Processing {
             class: "VaeImageProcessor",
@@ -175,7 +177,7 @@ impl World {
         }
     }
 
-    /// In a few words, for people.
+    /// A short description for messages.
     pub fn described(&self) -> String {
         let kind = match self.architecture {
             ProjectionArchitecture::Linear => "linear",
