@@ -1,4 +1,4 @@
-//! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
+//! A decoder's architecture: its family, its sizes, and the names and shapes of its tensors. Everything is checked when
 //! `config.json` is read.
 pub use super::arch_parts::{
     AltUpSpec, AttentionSpec, BlockSpec, BranchSpec, CrossAttentionSpec, GateSpec, HiddenAct, NormPlacement, PartSpec,
@@ -19,20 +19,20 @@ use super::stored_format::StoredFormat;
 use super::vision::VisionArch;
 use std::sync::Arc;
 
-/// End of the name of the number that a block's output is multiplied by.
+/// The end of the name of the tensor that a block's output is multiplied by.
 pub const LAYER_SCALAR: &str = ".layer_scalar";
 /// Tensor name of the table of learned positions, `[max_position_embeddings, hidden_size]`.
 pub const POSITIONS: &str = "model.wpe.weight";
-/// Tensor name of the table of embeddings for each block, `[per_layer.vocab_size, num_hidden_layers * per_layer.width]`.
+/// Tensor name of the per-layer embeddings, `[per_layer.vocab_size, num_hidden_layers * per_layer.width]`.
 pub const PER_LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer.weight";
-/// Module name of the projection from the embedding to those of each block.
+/// Module name of the projection from the token embedding to the per-layer embeddings.
 pub const PER_LAYER_PROJECTION: &str = "model.per_layer_model_projection";
-/// Tensor name of the norm on what it gives, `[per_layer.width]`.
+/// Tensor name of the norm on the output of this projection, `[per_layer.width]`.
 pub const PER_LAYER_NORM: &str = "model.per_layer_projection_norm.weight";
 
-/// Name of the modules that make the other streams of the embedding, which are numbered.
+/// Module name of the projections that make further streams from the embedding (`AltUp`). They are numbered.
 pub const ALTUP_PROJECTIONS: &str = "model.altup_projections";
-/// Name of the modules that bring the other streams together behind the last block.
+/// Module name of the projections that join the streams after the last block (`AltUp`). They are numbered.
 pub const ALTUP_UNEMBED_PROJECTIONS: &str = "model.altup_unembed_projections";
 
 /// Files of a model folder that training does not change. A checkpoint gets copies of those that exist.
@@ -59,7 +59,7 @@ pub const COMPANIONS: [&str; 14] = [
 pub struct Arch {
     /// The family, which fixes the class in Transformers and the format in GGUF.
     pub family: &'static Family,
-    /// What it calls its modules.
+    /// The names of its modules.
     pub module_names: &'static ModuleNames,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -73,9 +73,10 @@ pub struct Arch {
     pub rms_norm_eps: f64,
     /// Added to every norm weight: 1 in Gemma, whose weights count from 1; else 0.
     pub norm_offset: f64,
-    /// Whether the norm behind the last block counts its weights from 0, where others count from 1 (Muse Glimmer).
+    /// Whether the final norm multiplies by its weights as they are, although other norms add 1 to theirs (Muse
+    /// Glimmer).
     pub plain_final_norm: bool,
-    /// Added to the mean square in the norms on the outputs of branches; `None`: as in the others.
+    /// Added to the mean square in the norms on the outputs of branches; `None` if it is `rms_norm_eps`.
     pub post_norm_eps: Option<f64>,
     /// Whether norms are `LayerNorm`s, which have a bias (GPT-2).
     pub layer_norms: bool,
@@ -92,7 +93,7 @@ pub struct Arch {
     pub ropes: Vec<Rope>,
     /// Factor on attention scores, before the softmax.
     pub attention_scale: f64,
-    /// Whether scores of the block of index `i` are divided by `i + 1` too (GPT-2).
+    /// Whether scores of the block with index `i` are also divided by `i + 1` (GPT-2).
     pub scale_by_layer: bool,
     /// How queries of late positions are scaled.
     pub query_scaling: Option<QueryScaling>,
@@ -105,7 +106,7 @@ pub struct Arch {
     /// Whether Transformers applies `embedding_scale` outside the embedding module. Noise on the module's output (`NEFTune`) is then
     /// scaled too.
     pub embedding_scaled_outside: bool,
-    /// Whether a norm without weights is on the embedding's output, as a part of its module (Muse Glimmer).
+    /// Whether the embedding module ends with a norm without weights (Muse Glimmer).
     pub embedding_norm: bool,
     /// Factor on the output of attention and MLP, before it is added to the residual stream.
     pub residual_scale: f64,
@@ -117,23 +118,23 @@ pub struct Arch {
     pub fused: bool,
     /// The experts of sparse blocks; `None` in a dense model.
     pub experts: Option<Experts>,
-    /// Whether files may hold heads that predict further tokens, `mtp.*` or blocks behind the last one, which are neither run nor
-    /// trained.
+    /// Whether files may have heads that predict further tokens (`mtp.*`, or blocks after the last one). They are
+    /// neither run nor trained.
     pub predicts_ahead: bool,
-    /// Embeddings of each block; `None` without them.
+    /// Per-layer embeddings; `None` without them.
     pub per_layer: Option<PerLayerSpec>,
-    /// The first token id that stands for an image or sound (Gemma 3n): the encoders' tables embed it and those behind it. `None`:
-    /// every id of the vocabulary is text.
+    /// The first token id that stands for an image or sound (Gemma 3n). An encoder's table embeds this id and all
+    /// higher ones. `None` if every id is text.
     pub media_ids: Option<usize>,
-    /// Several residual streams; `None`: one.
+    /// Several residual streams (`AltUp`); `None` for a single one.
     pub altup: Option<AltUpSpec>,
-    /// Whether each block's output is multiplied by a number of its file, which is not trained (Gemma 4).
+    /// Whether each block's output is multiplied by a number from the checkpoint, which is not trained (Gemma 4).
     pub layer_scalar: bool,
     /// Whether `lm_head` shares the embedding's matrix.
     pub tie_word_embeddings: bool,
-    /// Whether training gave a head that was tied a matrix of its own, which starts as a copy of the embedding's.
+    /// Whether a tied head has been given a matrix of its own for training, which starts as a copy of the embedding's.
     pub separated: bool,
-    /// Whether each query head has a sink, a logit that joins the softmax's denominator only (gpt-oss).
+    /// Whether each query head has a sink: a logit that only adds to the denominator of the softmax (gpt-oss).
     pub sinks: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
@@ -143,7 +144,8 @@ pub struct Arch {
     pub mlp_bias: bool,
     /// Context length of the pretraining, in tokens.
     pub max_position_embeddings: usize,
-    /// A key of `config.json` that asks for dropout in training, and its rate. Nothing but a check of training reads it.
+    /// A key of `config.json` that asks for dropout in training, with its rate. Only the check before training reads
+    /// it.
     pub dropout: Option<(&'static str, f64)>,
     /// Standard deviation of newly initialised weights.
     pub initializer_range: f64,
@@ -157,22 +159,22 @@ pub struct Arch {
     pub new_tokens: Vec<u32>,
     /// Rows of embedding and head that are trained while the rest of the table is frozen. Empty after reading a `config.json`.
     pub token_rows: TokenRows,
-    /// The classification head, where it replaces `lm_head`.
+    /// The classification head, if it replaces `lm_head`.
     pub score: Option<ScoreHead>,
     /// The multimodal class that holds the decoder; `None` for a plain language model.
     pub wrapper: Option<&'static Wrapper>,
-    /// The format of a maker in which the files hold its matrices; `None` without one.
+    /// How the files store quantized matrices, in the format of their maker; `None` if they are not quantized so.
     pub stored: Option<StoredFormat>,
-    /// How bitsandbytes has quantized its matrices; `None` where it has not.
+    /// How bitsandbytes has quantized the matrices; `None` if it has not.
     pub bitsandbytes: Option<Bitsandbytes>,
-    /// How it sees pictures, in a run that has some. Empty after reading a `config.json`.
+    /// How the model reads images, in a run that has some. `None` after reading a `config.json`.
     pub vision: Option<Arc<VisionArch>>,
 }
 
 /// The token ids that a text may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextIds {
-    /// All ids are below this.
+    /// All ids must be below this number.
     pub vocab_size: usize,
     /// The first id that stands for an image or sound ([`Arch::media_ids`]): ids of text are below it.
     /// `None`: all ids below `vocab_size` are text.
@@ -180,14 +182,14 @@ pub struct TextIds {
 }
 
 impl From<usize> for TextIds {
-    /// So many ids, all of them text.
+    /// All ids below `vocab_size` are text.
     fn from(vocab_size: usize) -> Self {
         Self { vocab_size, media_ids: None }
     }
 }
 
 impl Arch {
-    /// The longest sequence in tokens: `max_position_embeddings`, or more where rotary scaling extends every block.
+    /// The longest sequence in tokens: `max_position_embeddings`, or more if rotary scaling extends it in every block.
     pub fn reach(&self) -> usize {
         let reach = self.ropes.iter().map(|rope| rope.scaling.reach(self.max_position_embeddings)).min();
         reach.unwrap_or(self.max_position_embeddings)
@@ -216,7 +218,7 @@ impl Arch {
         tensors
     }
 
-    /// The tensors that can be trained: all but those that Transformers has as buffers.
+    /// The tensors that can be trained: all except buffers of Transformers.
     pub fn parameters(&self) -> Vec<TensorSpec> {
         self.tensors().into_iter().filter(|spec| !self.is_buffer(&spec.name)).collect()
     }
@@ -245,13 +247,13 @@ impl Arch {
         TextIds { vocab_size: self.vocab_size, media_ids: self.media_ids }
     }
 
-    /// The padding token, or else the first end-of-sequence token. Transformers classifies at the last token of a row that is no
-    /// padding.
+    /// The padding token, or else the first end-of-sequence token. Transformers classifies by the last token of a row
+    /// that is not padding.
     pub fn padding(&self) -> Option<u32> {
         self.pad_token_id.or_else(|| self.eos_token_ids.first().copied())
     }
 
-    /// Whether a run with pictures trains nothing of the decoder.
+    /// Whether a run with images freezes the decoder, except for rows of new tokens.
     pub fn freezes_language(&self) -> bool {
         self.vision.as_ref().is_some_and(|vision| vision.training.freeze_language)
     }
@@ -272,12 +274,13 @@ impl Arch {
         std::iter::once("weight").chain(bias).map(tensor)
     }
 
-    /// How Transformers and PEFT name all of it, where that differs from the engine.
+    /// How Transformers and PEFT name the decoder's tensors, if they differ from the engine in more than the embedding.
     pub fn naming(&self) -> Option<Naming> {
         self.wrapper.map(|wrapper| wrapper.naming).or(self.module_names.naming)
     }
 
-    /// Whether files name the tensors otherwise than the engine: a multimodal model's, or a family's whose embedding has another name.
+    /// Whether files name the decoder's tensors differently from the engine: in a multimodal model, or if the embedding
+    /// has another name.
     pub fn is_renamed(&self) -> bool {
         self.wrapper.is_some() || self.module_names.embedding != ModuleNames::LLAMA.embedding
     }
@@ -291,7 +294,7 @@ impl Arch {
         }
     }
 
-    /// The names of a module: as in a plain language model, then those inside the multimodal model.
+    /// All names by which a module may be called: that in a plain language model, then those in the multimodal model.
     pub fn names(&self, module: &str) -> Vec<String> {
         if let (Some(naming), None) = (self.module_names.naming, self.wrapper) {
             return vec![module.to_owned(), naming.stored(module)];
@@ -323,7 +326,8 @@ impl Arch {
         self.blocks.iter_mut().filter_map(BlockSpec::attention_mut)
     }
 
-    /// Takes away a rotary embedding that turns no feature (`partial_rotary_factor: 0`): the model then knows no positions.
+    /// Removes a rotary embedding that rotates no feature (`partial_rotary_factor: 0`). The model then has no
+    /// positions.
     pub(super) fn drop_still_rope(&mut self) {
         if self.ropes.len() == 1 && self.ropes[0].rotary_dim == 0 {
             self.attentions_mut().for_each(|attention| attention.rope = None);
@@ -331,7 +335,7 @@ impl Arch {
         }
     }
 
-    /// The attention that all blocks have, but for windows and rotary embeddings; `None` where they differ.
+    /// The attention that all blocks have, apart from windows and rotary embeddings; `None` if blocks differ in more.
     pub fn uniform_attention(&self) -> Option<&AttentionSpec> {
         let first = self.blocks.first()?.attention()?;
         let like =

@@ -42,7 +42,7 @@ impl Arch {
         tensors.all
     }
 
-    /// Those of the embeddings for each block.
+    /// The tensors of the per-layer embeddings; empty without them.
     pub(super) fn per_layer_tensors(&self) -> Vec<TensorSpec> {
         let (Some(spec), Some(projection)) = (&self.per_layer, self.per_layer_projection()) else { return Vec::new() };
         let all = projection.out_features;
@@ -53,7 +53,7 @@ impl Arch {
         ]
     }
 
-    /// The module that projects the embedding to those of each block.
+    /// The projection from the token embedding to the per-layer embeddings.
     fn per_layer_projection(&self) -> Option<LinearSpec> {
         let spec = self.per_layer.as_ref()?;
         Some(LinearSpec {
@@ -65,7 +65,7 @@ impl Arch {
         })
     }
 
-    /// The modules that make the other streams of the embedding, or the output of all of them; none without several streams.
+    /// The projections that make or join the further streams (`module`); none without several streams.
     pub(super) fn stream_linears(&self, module: &str) -> impl Iterator<Item = LinearSpec> {
         let others = self.altup.as_ref().map_or(0, |spec| spec.streams - 1);
         let (module, hidden) = (module.to_owned(), self.hidden_size);
@@ -78,7 +78,7 @@ impl Arch {
         })
     }
 
-    /// Those of the weights with which a block predicts and corrects streams.
+    /// The matrices with which a block predicts and corrects streams.
     fn altup_linears(&self) -> Vec<Linear> {
         let Some(AltUpSpec { streams, .. }) = self.altup else { return Vec::new() };
         vec![
@@ -88,7 +88,7 @@ impl Arch {
         ]
     }
 
-    /// Those of the low-rank branch beside attention.
+    /// The two matrices of the low-rank branch beside attention.
     fn laurel_linears(&self) -> Vec<Linear> {
         let Some(AltUpSpec { laurel_rank: rank, .. }) = self.altup else { return Vec::new() };
         vec![
@@ -109,7 +109,7 @@ impl Arch {
             }
             if let PartSpec::Attention(attention) = &branch.part {
                 let (shares, names) = (attention.kv_from.is_some(), self.module_names);
-                // Queries of a block without keys of its own have a norm too.
+                // A block that takes keys from another block still has a norm on its queries.
                 if linear.name.ends_with(if shares { ".q_proj" } else { ".k_proj" }) {
                     let [query, key] = self.qk_norm_sizes(attention);
                     for (name, size) in [(names.q_norm, query), (names.k_norm, key.filter(|_| !shares))] {
@@ -174,19 +174,19 @@ impl Arch {
         }
     }
 
-    /// Whether the tensor is a buffer in Transformers, which no run trains.
+    /// Whether the tensor is a buffer in Transformers, so that no run trains it.
     pub fn is_buffer(&self, tensor: &str) -> bool {
         let bias = self.experts.as_ref().and_then(Experts::choice_bias);
         let of_choice = bias.is_some_and(|bias| tensor.strip_suffix(bias).is_some_and(|block| block.ends_with('.')));
         of_choice || self.layer_scalar && tensor.ends_with(LAYER_SCALAR)
     }
 
-    /// Whether there are such tensors.
+    /// Whether the model has any such tensor.
     pub fn has_buffers(&self) -> bool {
         self.layer_scalar || self.experts.as_ref().is_some_and(|experts| experts.choice_bias().is_some())
     }
 
-    /// Those of a block's router and experts, but for a router that is a linear module.
+    /// The tensors of a block's router and experts. A router that is a linear module is left out.
     fn expert_tensors(&self, tensors: &mut Tensors) {
         let (Some(experts), hidden) = (&self.experts, self.hidden_size) else { return };
         if experts.names != ExpertNames::Gemma4 {
@@ -213,7 +213,8 @@ impl Arch {
         }
     }
 
-    /// The routers of sparse blocks, under their module names in Transformers 5, but for those that are linear modules.
+    /// The routers of sparse blocks, by their module names in Transformers 5. Those that are linear modules anyway are
+    /// left out.
     pub fn routers(&self) -> impl Iterator<Item = LinearSpec> + '_ {
         let of = |layer| {
             let experts = self.experts_of(layer).filter(|experts| experts.names != ExpertNames::Gemma4)?;
@@ -228,7 +229,7 @@ impl Arch {
         (0..self.num_hidden_layers).filter_map(of)
     }
 
-    /// Lengths of the q and k norm weights of a block.
+    /// The lengths of the weights of a block's norms on q and k.
     fn qk_norm_sizes(&self, attention: &AttentionSpec) -> [Option<usize>; 2] {
         match self.qk_norm {
             QkNorm::None | QkNorm::Weightless => [None; 2],
@@ -237,8 +238,9 @@ impl Arch {
         }
     }
 
-    /// Every linear module in model order: the projection of embeddings for each block, attention and MLP of each block, then `lm_head`
-    /// (tied or not) or `score`. Routed experts are not among them, nor most routers, which are parameters.
+    /// Every linear module in model order: the projection to per-layer embeddings, attention and MLP of each block,
+    /// then `lm_head` (tied or not) or `score`. Routed experts are not included, and neither are most routers, which
+    /// are parameters.
     pub fn linear_modules(&self) -> Vec<LinearSpec> {
         let mut modules: Vec<_> = self.per_layer_projection().into_iter().collect();
         modules.extend(self.stream_linears(ALTUP_PROJECTIONS));
@@ -310,7 +312,8 @@ impl Arch {
         linears
     }
 
-    /// Those of multi-head latent attention but for the last. The second ones have no biases.
+    /// The linear modules of multi-head latent attention except the output projection. The modules that read a latent
+    /// have no biases, and neither has `q_proj`.
     fn latent_linears(&self, attention: &AttentionSpec) -> Vec<Linear> {
         let Some(LatentSpec { query_rank, kv_rank, nope_dim, rope_dim, value_dim }) = attention.latent else {
             return Vec::new();

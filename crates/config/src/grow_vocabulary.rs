@@ -1,5 +1,5 @@
-//! How new tokens, or an adapter's vocabulary, change a model's shape: rows for new tokens, and a separate
-//! matrix for a head that was tied to the embedding.
+//! Adapts a model's shape to new tokens or to an adapter's vocabulary: adds rows to embedding and head, and gives a
+//! tied head a matrix of its own if necessary.
 use super::arch::Arch;
 use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 use tunesmith_base::error::{Error, Result};
@@ -9,7 +9,7 @@ use tunesmith_base::words::count;
 const MOST_NEW_TOKENS: usize = 1 << 16;
 
 impl Arch {
-    /// Grows the embedding and the head until they have a row for each of `tokens`, and trains those rows.
+    /// Adds rows to embedding and head until there is one for each of `tokens`, and marks these rows as trained.
     pub fn grow(&mut self, tokens: Vec<u32>) {
         let needed = tokens.iter().max().map_or(0, |&last| last as usize + 1);
         self.vocab_size = self.vocab_size.max(needed);
@@ -17,11 +17,12 @@ impl Arch {
         self.new_tokens = tokens;
     }
 
-    /// Grows the embedding and the head to what an adapter needs, and trains the rows that it trained. Unties the head where the
-    /// adapter holds it apart from the embedding.
+    /// Adds rows to embedding and head as the adapter needs them, and marks the rows that it trained. Unties the head
+    /// if the adapter has a separate one.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: an id far beyond the model's vocabulary, or two tables of different sizes.
+    /// [`tunesmith_base::Kind::Checkpoint`]: the adapter has an id far beyond the model's vocabulary, or matrices of
+    /// different sizes for embedding and head.
     pub fn fit(&mut self, vocabulary: &Vocabulary) -> Result<()> {
         let (rows, origin) = (&vocabulary.rows, vocabulary.origin.display());
         if let Some([embedding, head]) = vocabulary.tables.filter(|[embedding, head]| embedding != head) {
@@ -34,7 +35,8 @@ impl Arch {
             ))
             .hint("the adapter's file is damaged or belongs to another model: copy the adapter again"));
         }
-        // Memory is allocated up to the highest id, which a damaged file may set to anything. A table is as long as its file.
+        // Memory is allocated up to the highest id, which a damaged file may set to anything. A whole matrix cannot be
+        // larger than its file.
         let limit = self.vocab_size.max(vocabulary.whole).saturating_add(self.vocab_size.max(MOST_NEW_TOKENS));
         let needed = rows.ids().into_iter().max().map_or(0, |last| last as usize + 1);
         if needed > limit {
@@ -50,10 +52,10 @@ impl Arch {
         self.check_growth()
     }
 
-    /// Refuses a vocabulary that has grown beyond the table of embeddings for each block.
+    /// Refuses a vocabulary that has more tokens than the table of per-layer embeddings.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`].
+    /// [`tunesmith_base::Kind::Config`]: the model has per-layer embeddings, and their table has too few rows.
     pub fn check_growth(&self) -> Result<()> {
         match &self.per_layer {
             Some(table) if table.vocab_size.max(table.tokens) < self.vocab_size => Err(Error::config(format!(
@@ -72,8 +74,8 @@ impl Arch {
         self.token_rows.of(tensor)
     }
 
-    /// Unties the head where `modules` (`modules_to_save`) name the embedding, the head, or the model that holds them. As in PEFT, each
-    /// then becomes a matrix of its own.
+    /// Unties the head if `modules` (`modules_to_save`) names the embedding, the head, or the model that contains them.
+    /// As in PEFT, each of the two then has a matrix of its own.
     pub fn separate(&mut self, modules: &[String]) {
         let tables = ["model", "model.embed_tokens", "lm_head"];
         let is_named = |name: &String| modules.iter().any(|entry| name.ends_with(entry.as_str()));
@@ -82,10 +84,11 @@ impl Arch {
         }
     }
 
-    /// Unties the head where an adapter needs it: as [`Arch::separate`], or for rows that differ between embedding and head.
+    /// Unties the head if an adapter needs that: for the reasons of [`Arch::separate`], or because it trains other rows
+    /// of the head than of the embedding.
     pub fn separate_for(&mut self, vocabulary: &Vocabulary) {
         let rows = &vocabulary.rows;
-        // PEFT trains the same rows of both as one.
+        // PEFT trains equal rows of both as one.
         if !rows.head.is_empty() && rows.head != rows.embedding {
             self.untie();
         }
@@ -98,7 +101,8 @@ impl Arch {
         }
     }
 
-    /// The tensor of the base checkpoint from which `name` is initialised: a head that was untied starts as the embedding.
+    /// The tensor of the base checkpoint from which `name` is initialized. A head that was untied starts as a copy of
+    /// the embedding.
     pub fn starts_as<'n>(&self, name: &'n str) -> &'n str {
         if self.separated && name == LM_HEAD { EMBEDDING } else { name }
     }

@@ -1,4 +1,5 @@
-//! Checked values of a JSON file of a model folder, by key. An error names the file, the key, the value found and what is expected.
+//! Reads checked values from a JSON file of a model folder, by key. An error names the file, the key, the value found,
+//! and what is expected.
 use std::io::Read;
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use serde_json::{Map, Value};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
-/// Bound of every width, head count and vocabulary: products of two stay far from overflow.
+/// The largest width, number of heads and vocabulary. Products of two of them stay far from overflow.
 pub(super) const MAX_SIZE: usize = 1 << 24;
 /// The most bytes of a `config.json` that are read.
 const CONFIG_BYTES: u64 = 4 << 20;
@@ -33,8 +34,8 @@ pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
     })
 }
 
-/// The text with `Infinity`, `-Infinity` and `NaN` outside of strings as Transformers 5 writes them, `{"__float__": "Infinity"}`;
-/// `None` where it has none.
+/// Replaces `Infinity`, `-Infinity` and `NaN` outside of strings by the form of Transformers 5, `{"__float__":
+/// "Infinity"}`. `None` if the text has none of them.
 fn special_floats(text: &str) -> Option<String> {
     let (mut tagged, mut rest, mut in_string, mut found) = (String::with_capacity(text.len()), text, false, false);
     while let Some(first) = rest.chars().next() {
@@ -73,7 +74,8 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     pub(super) fn parse(text: &str, origin: &'a Path) -> Result<Self> {
-        // Python writes numbers that JSON does not know. Only a file with such numbers fails as it is and not once they are tagged.
+        // Python writes `Infinity` and `NaN`, which JSON does not know. Only a file with them fails here and can be
+        // parsed after the replacement.
         let parsed = serde_json::from_str(text).or_else(|error| match special_floats(text) {
             Some(tagged) => serde_json::from_str(&tagged).map_err(|_| error),
             None => Err(error),
@@ -118,13 +120,13 @@ impl<'a> Source<'a> {
         self.map.contains_key(key)
     }
 
-    /// Whether the key exists and its value is null. Where no function here says what null means, it is refused, and only an absent
-    /// key has a default.
+    /// Whether the key exists and its value is null. Unless a function here gives null a meaning, null is refused, and
+    /// only an absent key has the default.
     pub(super) fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// A whole number from 1 on; `default` where the key is absent.
+    /// An integer of at least 1; `default` if the key is absent.
     pub(super) fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
         self.size_up_to(key, default, MAX_SIZE)
     }
@@ -138,12 +140,12 @@ impl<'a> Source<'a> {
         if (1..=most).contains(&found) { Ok(found) } else { Err(expected()) }
     }
 
-    /// A whole number from 1 on; `default` where the key is absent or null.
+    /// An integer of at least 1; `default` if the key is absent or null.
     pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
         if self.is_null(key) { Ok(default) } else { self.size(key, Some(default)) }
     }
 
-    /// A whole number from 0 on.
+    /// An integer of at least 0; `default` if the key is absent.
     pub(super) fn count(&self, key: &str, default: usize) -> Result<usize> {
         let Some(value) = self.map.get(key) else { return Ok(default) };
         let count = value.as_u64().and_then(|value| usize::try_from(value).ok()).filter(|count| *count <= MAX_SIZE);
@@ -159,7 +161,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// A list of places in another list, such as numbers of blocks.
+    /// A list of indices into another list, such as numbers of blocks.
     pub(super) fn indexes(&self, key: &str, default: &[usize]) -> Result<Vec<usize>> {
         let Some(value) = self.map.get(key) else { return Ok(default.to_vec()) };
         let index = |value: &Value| value.as_u64().and_then(|value| usize::try_from(value).ok());
@@ -186,7 +188,7 @@ impl<'a> Source<'a> {
     /// A number above 0; `default` where the key is absent.
     pub(super) fn positive(&self, key: &str, default: f64) -> Result<f64> {
         let value = self.number_or(key, default)?;
-        // Small enough that f32, in which it is used, keeps it finite and above zero.
+        // f32, in which the value is used, must keep it finite and above zero.
         if (1e-30..=1e30).contains(&value) { Ok(value) } else { Err(self.mismatch(key, "a number above 0")) }
     }
 

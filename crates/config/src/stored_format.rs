@@ -1,4 +1,4 @@
-//! How a checkpoint that is already quantized stores its matrices: `quantization_config` of `config.json`.
+//! Reads from `quantization_config` of `config.json` how a checkpoint stores its quantized matrices.
 //!
 //! | `quant_method` | what the files have |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | `compressed-tensors` | integers of 4 or 8 bits, FP8, NVFP4 |
 //! | `modelopt` | FP8, NVFP4 |
 //!
-//! The files say more than this does: which matrices are quantized, and in which groups. What is here is enough to read
-//! them, and to know how much memory they take if there are no files.
+//! The files themselves say more: which matrices are quantized, and in which groups. What is read here is enough to
+//! open them, and to know how much memory they take if there are no files.
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use super::hf_json::{Source, brief, read_text};
 use super::pattern::Pattern;
 use tunesmith_base::error::{Error, Result};
 
-/// More numbers than any group or block has.
+/// The largest group or block that is accepted, in numbers. Real ones are smaller.
 const MAX_GROUP: usize = 1 << 24;
 
-/// How the numbers of a matrix `[rows, columns]` lie in a maker's format.
+/// How the numbers of a matrix `[rows, columns]` are stored in a maker's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// 4 bits as floating point, a byte of exponent for each 32 numbers of a row.
+    /// 4-bit floating-point numbers, with a byte of exponent for each 32 numbers of a row.
     Mxfp4,
-    /// 4 bits as floating point, a byte of scale for each 16 numbers of a row.
+    /// 4-bit floating-point numbers, with a byte of scale for each 16 numbers of a row.
     Nvfp4,
-    /// E4M3, a scale for each tile of so many rows and columns.
+    /// 8-bit floating-point numbers (E4M3), with a scale for each tile.
     Fp8 {
         /// Rows and columns of a tile.
         tile: [usize; 2],
@@ -40,15 +40,15 @@ pub enum Layout {
         bits: usize,
         /// Numbers of a row that share a scale.
         group: usize,
-        /// Whether each group has a zero point.
+        /// Whether each group has a zero point of its own.
         zeros: bool,
-        /// Whether columns name their groups, because they were sorted (`desc_act`).
+        /// Whether each column stores the number of its group, because columns were sorted (`desc_act`).
         grouped: bool,
     },
 }
 
 impl Layout {
-    /// Bytes in memory of a matrix of this shape; scales have four.
+    /// The bytes that a matrix of this shape takes in memory. A scale takes four bytes, except in MXFP4 and NVFP4.
     pub fn bytes(self, shape: &[usize]) -> u64 {
         let width = shape.last().copied().unwrap_or(1).max(1) as u64;
         let numbers: u64 = shape.iter().map(|&size| size as u64).product();
@@ -80,14 +80,15 @@ impl Layout {
     }
 }
 
-/// A maker's format, as `config.json` describes it.
+/// The format of a checkpoint's quantized matrices, as `config.json` describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredFormat {
-    /// What quantized it, with what is needed to read it.
+    /// The quantization method, with the settings that are needed to read its files.
     pub method: Method,
     /// Modules that are not quantized.
     skip: Vec<String>,
-    /// The matrices that the files hold so, where these were opened: they decide.
+    /// The quantized matrices that were found in the files, if these were opened. They take precedence over
+    /// `config.json`.
     found: Option<Arc<BTreeMap<String, Layout>>>,
 }
 
@@ -96,14 +97,14 @@ pub struct StoredFormat {
 pub enum Method {
     /// FP8 as `DeepSeek`, Qwen and Mistral store it.
     Fp8 {
-        /// Rows and columns of a block; `None`: a scale a row, or one for the matrix.
+        /// The rows and columns of a block; `None` if there is one scale per row or per matrix.
         block: Option<[usize; 2]>,
     },
     /// GPTQ (Frantar et al., 2022), as `AutoGPTQ` and `GPTQModel` store it.
     Gptq(Grouped),
     /// AWQ (Lin et al., 2023), as `AutoAWQ` packs it for its GEMM kernel.
     Awq(Grouped),
-    /// compressed-tensors of llm-compressor: its groups, in order.
+    /// compressed-tensors, as llm-compressor writes it: its groups, in order.
     CompressedTensors(Vec<Compressed>),
     /// NVIDIA's Model Optimizer, `quant_method: modelopt`.
     ModelOpt {
@@ -117,17 +118,17 @@ pub enum Method {
 pub struct Grouped {
     /// Bits of a number: 4 or 8, with AWQ only 4.
     pub bits: usize,
-    /// Numbers of a row in a group; `None`: the whole row.
+    /// How many numbers of a row share a scale; `None` for the whole row.
     pub group: Option<usize>,
-    /// Whether zeros are all the same, as the file claims.
+    /// Whether the file says that all zero points are the same.
     pub symmetric: bool,
     /// Whether columns were sorted before they were cut into groups.
     pub sorted: bool,
-    /// Whether zeros are stored as they are; version 1 of GPTQ stores one less.
+    /// Whether zero points are stored as they are. Version 1 of GPTQ stores one less.
     pub plain_zeros: bool,
 }
 
-/// A group of compressed-tensors: which modules, and how their weights are quantized.
+/// A group of compressed-tensors: the modules that it applies to, and how their weights are quantized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compressed {
     targets: Vec<String>,
@@ -153,7 +154,7 @@ impl Method {
 }
 
 impl StoredFormat {
-    /// Reads `config.json` in a model's folder; `None` where there is none, or it names no maker's format.
+    /// Reads `config.json` in a model's folder. `None` if there is none, or if it does not describe a maker's format.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the file cannot be read, or what it describes is not supported.
@@ -170,14 +171,14 @@ impl StoredFormat {
         }
     }
 
-    /// What is known from files: these matrices, in these layouts.
+    /// Replaces what `config.json` says by the matrices and layouts that were found in the files.
     #[must_use]
     pub fn with_found(mut self, found: Arc<BTreeMap<String, Layout>>) -> Self {
         self.found = Some(found);
         self
     }
 
-    /// How the tensor of a linear layer or an expert lies in the files; `None` where it is not quantized.
+    /// How the matrix of a linear layer or an expert is stored; `None` if it is not quantized.
     pub fn layout(&self, tensor: &str) -> Option<Layout> {
         if let Some(found) = &self.found {
             return found.get(tensor).copied();
@@ -246,20 +247,21 @@ impl Compressed {
     }
 }
 
-/// Whether an entry of a list of modules names `module`: all of it, a module that holds it, its last part, or an expression.
+/// Whether an entry of a list of modules applies to `module`: it is its whole name, a module that contains it, the end
+/// of its name, or a regular expression (`re:`).
 pub(super) fn names(entry: &str, module: &str) -> bool {
     if let Some(expression) = entry.strip_prefix("re:") {
         return Pattern::compile(&format!("^(?:{expression})")).is_ok_and(|pattern| pattern.is_match(module));
     }
-    // Lists of multimodal models name the language model in its wrapper.
+    // Lists of multimodal models name the language model inside its wrapper.
     let entry = entry.replacen("language_model.", "", 1);
     let entry = entry.trim_end_matches('.');
     module == entry || module.starts_with(&format!("{entry}.")) || module.ends_with(&format!(".{entry}"))
 }
 
 impl Source<'_> {
-    /// The maker's format that `quantization_config` describes; `None` without one, and for the formats of bitsandbytes and gpt-oss,
-    /// which the files describe themselves.
+    /// The maker's format that `quantization_config` describes. `None` without this key, and for the formats of
+    /// bitsandbytes and gpt-oss, which the files describe themselves.
     pub(super) fn stored_format(&self) -> Result<Option<StoredFormat>> {
         let Some(found) = self.get("quantization_config") else { return Ok(None) };
         let Some(map) = found.as_object() else { return Err(self.mismatch("quantization_config", "an object")) };
@@ -313,7 +315,7 @@ impl Source<'_> {
         Ok(Method::Fp8 { block: self.block("weight_block_size")? })
     }
 
-    /// Rows and columns of a block; nothing where the key is absent or null.
+    /// The rows and columns of a block; `None` if the key is absent or null.
     fn block(&self, key: &str) -> Result<Option<[usize; 2]>> {
         let Some(found) = self.get(key) else { return Ok(None) };
         let sizes: Option<Vec<u64>> = found.as_array().and_then(|list| list.iter().map(Value::as_u64).collect());
@@ -327,7 +329,7 @@ impl Source<'_> {
         }
     }
 
-    /// The size of groups; nothing where a row is one.
+    /// The size of a group; `None` if a group is a whole row.
     fn group(&self, key: &str) -> Result<Option<usize>> {
         match self.get(key).map(Value::as_i64) {
             None | Some(Some(-1)) => Ok(None),

@@ -1,6 +1,6 @@
-//! Checkpoints of multimodal models, whose language model is one part of several. `config.json` describes it under `text_config`, or in
-//! Qwen2-VL's files at the top level, and its tensors have another prefix. The engine uses the names of a plain language model
-//! (`model.layers.0…`, `lm_head`); [`Naming`] converts between the two.
+//! Checkpoints of multimodal models, in which the language model is one of several parts. `config.json` describes it
+//! under `text_config`, or at the top level in Qwen2-VL's files, and its tensors have another prefix. The engine uses
+//! the names of a plain language model (`model.layers.0…`, `lm_head`); [`Naming`] converts between the two.
 
 /// A multimodal class of Transformers whose language model belongs to a supported family.
 pub struct Wrapper {
@@ -12,25 +12,26 @@ pub struct Wrapper {
     pub models: &'static str,
     /// Tensor names of the decoder in Transformers 5, which PEFT uses too.
     pub naming: Naming,
-    /// `model_type` of the language model where `text_config` has none.
+    /// The `model_type` of the language model if `text_config` has none.
     pub(super) text: &'static str,
     pub(super) tied: bool,
     /// Whether `tie_word_embeddings` in `text_config` also ties the head.
     pub(super) text_ties: bool,
-    /// Whether the class applies the language model's soft cap of logits and its factor on them. Most classes leave both out.
+    /// Whether the class applies the language model's soft cap on logits and its factor on them. Most classes apply
+    /// neither.
     pub(super) caps_logits: bool,
 }
 
 /// How a checkpoint, or an adapter, names the tensors of its decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Naming {
-    /// Prefix of `layers`, `embed_tokens` and `norm`.
+    /// The prefix of the blocks, the embedding and the final norm.
     base: &'static str,
-    /// Name of the embedding behind the base.
+    /// The name of the embedding after this prefix.
     embedding: &'static str,
-    /// Name of the list of blocks behind the base.
+    /// The name of the list of blocks after this prefix.
     blocks: &'static str,
-    /// Name of the head module.
+    /// The name of the head's module.
     head: &'static str,
 }
 
@@ -45,13 +46,13 @@ const BACKBONE: Naming = Naming { base: "backbone.", embedding: EMBEDDINGS, ..NE
 const MODEL: Naming = Naming { base: "model.", ..BACKBONE };
 /// Nemotron-H's embedding.
 const EMBEDDINGS: &str = "embeddings";
-/// What stands before the names of the encoder's tensors in a `VisionEncoderDecoderModel`.
+/// The prefix of the encoder's tensors in a `VisionEncoderDecoderModel`.
 pub(super) const ENCODER: &str = "encoder.";
-/// Its linear module from the encoder's width to the decoder's.
+/// The linear module from the encoder's width to the decoder's in a `VisionEncoderDecoderModel`.
 pub(super) const PROJECTION: &str = "enc_to_dec_proj";
 /// GPT-2's names in a `VisionEncoderDecoderModel`.
 const DECODER: Naming = Naming { base: "decoder.transformer.", head: "decoder.lm_head", ..Naming::GPT2 };
-/// GPT-2's names without their first part, as in files of the class without a head.
+/// GPT-2's names without their first part, as the files of the class without a head have them.
 const BARE_GPT2: Naming = Naming { base: "", ..Naming::GPT2 };
 
 /// An image encoder and a GPT-2 whose blocks read its output by cross-attention. `config.json` describes the decoder under `decoder`.
@@ -282,17 +283,19 @@ impl Naming {
     /// GPT-2's names on disk, and in Transformers and PEFT.
     pub const GPT2: Self = Self { base: "transformer.", embedding: "wte", blocks: "h", head: "lm_head" };
 
-    /// The naming of a checkpoint's tensors; `None` for a plain language model. `has` says whether the checkpoint holds a tensor.
+    /// The naming that a checkpoint uses; `None` for a plain language model. `has` says whether the checkpoint has a
+    /// tensor.
     pub fn find(has: &dyn Fn(&str) -> bool) -> Option<Self> {
         let has_embedding = |naming: &Self| has(&format!("{}{}.weight", naming.base, naming.embedding));
         let found =
             [OLD, NEW, TEXT, BACKBONE, MODEL, DECODER, Self::GPT2, BARE_GPT2].into_iter().find(has_embedding)?;
-        // Either head may stand beside either base.
+        // Each name of the head occurs with each prefix.
         let other = [OLD.head, NEW.head].into_iter().find(|head| has(&format!("{head}.weight")));
         Some(Self { head: other.unwrap_or(found.head), ..found })
     }
 
-    /// A key of `rank_pattern` or `alpha_pattern` whose beginning is a name of the engine's, anchored or not, with the stored name there.
+    /// Converts a key of `rank_pattern` or `alpha_pattern` that begins with one of the engine's names (perhaps after
+    /// `^`) to the stored names. Any other key stays as it is.
     pub fn pattern(self, key: &str) -> String {
         let (anchor, rest) = key.strip_prefix('^').map_or(("", key), |rest| ("^", rest));
         let blocks =
@@ -304,13 +307,14 @@ impl Naming {
         }
     }
 
-    /// Whether a checkpoint is of a family whose files name its tensors otherwise than the engine: Nemotron-H's, GPT-2's.
+    /// Whether a checkpoint belongs to a family whose files name the decoder's tensors differently from the engine:
+    /// Nemotron-H and GPT-2.
     pub fn is_own(has: &dyn Fn(&str) -> bool) -> bool {
         let has_embedding = |naming: &Self| has(&format!("{}{}.weight", naming.base, naming.embedding));
         [BACKBONE, MODEL, Self::GPT2, BARE_GPT2].iter().any(has_embedding)
     }
 
-    /// The names under which such a checkpoint is written again.
+    /// The naming under which such a checkpoint is written again.
     #[must_use]
     pub fn written(self) -> Self {
         if self.base.is_empty() { Self { base: Self::GPT2.base, ..self } } else { self }
@@ -332,7 +336,8 @@ impl Naming {
         inner.into_iter().chain(head).chain(score).find(|name| is_decoders(name))
     }
 
-    /// The stored name of a plain one: the inverse of [`Naming::plain`]. Encoder and connector have one name in both.
+    /// The stored name of a tensor or module: the inverse of [`Naming::plain`]. Encoder and connector have the same
+    /// name in both.
     pub fn stored(self, plain: &str) -> String {
         if is_beside(plain) {
             return plain.to_owned();
@@ -379,7 +384,8 @@ pub fn is_decoders(plain: &str) -> bool {
     parts.iter().any(|part| plain.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
 
-/// The name of a tensor or module in a plain language model, from any of the namings; other names stay as they are.
+/// The name of a tensor or module in a plain language model, whatever naming `name` follows. Any other name stays as it
+/// is.
 pub fn plain_name(name: &str) -> String {
     [OLD, NEW, TEXT, MODEL, DECODER, Naming::GPT2]
         .into_iter()
