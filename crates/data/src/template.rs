@@ -211,7 +211,7 @@ impl ChatTemplate {
         &self.origin
     }
 
-    /// The template's source as its author wrote it, without the checks that [`super::jinja`] inserts.
+    /// The template's source as its author wrote it, without the checks that `jinja` inserts.
     pub fn source(&self) -> &str {
         &self.source
     }
