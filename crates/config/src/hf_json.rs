@@ -34,8 +34,8 @@ pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
     })
 }
 
-/// Replaces `Infinity`, `-Infinity` and `NaN` outside of strings by the form of Transformers 5, `{"__float__":
-/// "Infinity"}`. `None` if the text has none of them.
+/// Replaces `Infinity`, `-Infinity` and `NaN` outside of strings by the form of Transformers 5,
+/// `{"__float__": "Infinity"}`. `None` if the text has none of them.
 fn special_floats(text: &str) -> Option<String> {
     let (mut tagged, mut rest, mut in_string, mut found) = (String::with_capacity(text.len()), text, false, false);
     while let Some(first) = rest.chars().next() {

@@ -92,8 +92,8 @@ pub struct PictureFiles {
     kept: PathBuf,
     /// Fetches pictures of web addresses; `None` if rows may not name any (`data.allow_image_urls`).
     web: Option<WebImages>,
-    /// Whether pictures are decoded as soon as rows are read, so that damaged ones are found then (`data.bad_images:
-    /// skip`).
+    /// Whether pictures are decoded as soon as rows are read, so that damaged ones are found then
+    /// (`data.bad_images: skip`).
     decodes: bool,
     /// Where the rows are that show the pictures, once these rows were read.
     places: Mutex<PicturePlaces>,

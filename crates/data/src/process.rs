@@ -1,5 +1,5 @@
-//! Iterates over the rows of a data set after parsing, as `tunesmith process` writes them. It also tells `tunesmith
-//! ingest` which rows of a file are duplicates.
+//! Iterates over the rows of a data set after parsing, as `tunesmith process` writes them. It also tells
+//! `tunesmith ingest` which rows of a file are duplicates.
 use super::dataset::Dataset;
 use super::inputs::Input;
 use super::parsed_row::Parsed;

@@ -122,8 +122,8 @@ fn name_regions(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<
     Ok(())
 }
 
-/// Whether a row has a statement about an image and says whether it is true, as VSR's `{image, image_link, caption,
-/// label, relation}`.
+/// Whether a row has a statement about an image and says whether it is true, as VSR's
+/// `{image, image_link, caption, label, relation}`.
 pub(super) fn is_statement(row: &Map<String, Value>) -> bool {
     let has = |field: &str| row.get(field).is_some_and(is_there);
     let of_vsr = has("image_link") || has("image") && has("relation");
