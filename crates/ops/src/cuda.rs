@@ -1,13 +1,13 @@
-//! What the ops' host side for GPUs shares: operands as arguments, grids, launches on the stream of the operands' GPU.
+//! What the host side of all GPU ops shares: kernel arguments, grids, and launches on the stream of the operands' GPU.
 use tunesmith_device::cuda::{Arg as Raw, Grid as RawGrid, Number, Product};
 use tunesmith_device::{Array, Device, Element, Slice, SliceMut, gpu};
 
 pub(crate) use tunesmith_device::cuda::{Header, Source};
 
-/// Threads of a block, where nothing else is said.
+/// Threads of a block, unless an op says otherwise.
 const THREADS: u32 = 256;
 
-/// How many blocks of how many threads run a kernel.
+/// How many blocks of how many threads run a kernel, and their shared memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grid {
     /// Blocks in x (up to 2^31 - 1), y and z (up to 65,535).
@@ -19,55 +19,55 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// So many blocks of 256 threads: a row each, for instance.
+    /// `count` blocks of 256 threads, for instance one for each row.
     pub(crate) fn blocks(count: usize) -> Self {
         let blocks = u32::try_from(count).expect("a grid has less than 2^32 blocks");
         Self { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 }
     }
 
-    /// A thread for each item, in blocks of 256; the kernel checks for the end.
+    /// One thread for each item, in blocks of 256. There may be more threads than items: the kernel checks for the end.
     pub(crate) fn items(count: usize) -> Self {
         Self::blocks(count.div_ceil(THREADS as usize))
     }
 
-    /// A thread for each pack: as many numbers of that type as fill 16 bytes.
+    /// One thread for each pack of numbers. A pack is as many numbers of that type as fill 16 bytes.
     pub(crate) fn packs(count: usize, number: Number) -> Self {
         Self::items(count.div_ceil(per_pack(number)))
     }
 
-    /// As [`Grid::rows`], where threads take packs.
+    /// As [`Grid::rows`], where each thread takes a pack.
     pub(crate) fn rows_of_packs(count: usize, width: usize, number: Number) -> Self {
         Self::rows(count, width.div_ceil(per_pack(number)))
     }
 
-    /// A block for each row of so many numbers, with as many threads as it has work for.
+    /// One block for each of `count` rows of `width` numbers, with no more threads than a row has work for.
     pub(crate) fn rows(count: usize, width: usize) -> Self {
         Self::blocks(count).threads(width.next_multiple_of(32).clamp(32, THREADS as usize) as u32)
     }
 
-    /// A block for each 32 columns, eight threads a column.
+    /// One block for each 32 columns, with eight threads for each column.
     pub(crate) fn columns(count: usize) -> Self {
         Self::blocks(count.div_ceil(32))
     }
 
-    /// With so many threads a block.
+    /// The same grid with `threads` threads for each block.
     #[must_use]
     pub(crate) const fn threads(self, threads: u32) -> Self {
         Self { threads, ..self }
     }
 }
 
-/// Numbers that fill 16 bytes.
+/// How many numbers of this type fill 16 bytes.
 const fn per_pack(number: Number) -> usize {
     16 / number.bytes() as usize
 }
 
-/// The source of kernels for activations of each type.
+/// One kernel source, compiled for each number type of activations.
 #[derive(Debug)]
 pub(crate) struct Typed([Source; 3]);
 
 impl Typed {
-    /// Its kernels' names are written `TYPED(name)`.
+    /// `text` writes the names of its kernels as `TYPED(name)`.
     pub(crate) const fn new(name: &'static str, text: &'static str) -> Self {
         Self([
             Source::typed(name, text, Number::F32),
@@ -76,14 +76,14 @@ impl Typed {
         ])
     }
 
-    /// With what the source includes besides `dev.cuh`.
+    /// Adds the files that the source includes besides `dev.cuh`.
     #[must_use]
     pub(crate) const fn with_headers(self, headers: &'static [Header]) -> Self {
         let [float, f16, bf16] = self.0;
         Self([float.with_headers(headers), f16.with_headers(headers), bf16.with_headers(headers)])
     }
 
-    /// The kernels for activations of that type.
+    /// The kernels for activations of that number type.
     pub(crate) const fn of(&'static self, number: Number) -> &'static Source {
         &self.0[match number {
             Number::F32 => 0,
@@ -149,13 +149,13 @@ macro_rules! numbers {
 numbers!(u32 => U32, i32 => I32, u64 => U64, f32 => F32, f64 => F64);
 
 impl From<bool> for Arg {
-    /// `i32`: 1 for true.
+    /// Kernels take a flag as an `i32`: 1 for true.
     fn from(yes: bool) -> Self {
         Self(Raw::I32(i32::from(yes)))
     }
 }
 
-/// The GPU's number.
+/// The device number of the GPU. Panics on other devices.
 fn ordinal(device: Device) -> u8 {
     match device {
         Device::Cuda(ordinal) => ordinal,
@@ -163,19 +163,20 @@ fn ordinal(device: Device) -> u8 {
     }
 }
 
-/// Runs a kernel of `source` on a GPU, after all that was asked for before.
+/// Runs a kernel of `source` on a GPU, after all work that was requested before.
 pub(crate) fn launch(device: Device, source: &'static Source, kernel: &'static str, grid: Grid, args: &[Arg]) {
     let args: Vec<Raw> = args.iter().map(|arg| arg.0).collect();
     let grid = RawGrid { blocks: grid.blocks, threads: grid.threads, shared: grid.shared };
     gpu::launch(ordinal(device), source, kernel, &grid, &args);
 }
 
-/// Runs a product of column-major matrices on a GPU.
+/// Runs a product of column-major matrices on a GPU, with cublasLt.
 pub(crate) fn matmul(device: Device, product: &Product) {
     gpu::matmul(ordinal(device), product);
 }
 
-/// Copies numbers of the host, such as indices, to a GPU. They may be dropped as soon as what reads them is launched.
+/// Copies numbers of the host, such as indices, to a GPU. The copy may be dropped as soon as the kernel that reads it
+/// is launched.
 pub(crate) fn upload<T: Element>(device: Device, values: &[T]) -> Array<T> {
     Array::of(device, values)
 }

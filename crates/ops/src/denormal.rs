@@ -1,7 +1,8 @@
-//! Subnormal numbers in an optimizer's state.
+//! [`flush_denormal`]: keeps subnormal numbers out of an optimizer's state, because they are slow.
 //!
-//! A moment shrinks while its gradient is 0, as for an embedding whose token no longer comes. It stops at a few times the smallest float,
-//! where rounding undoes each further decay. Some processors multiply such numbers more than twenty times as slowly as others.
+//! A moment shrinks while its gradient is 0, as for the embedding of a token that no longer comes. It stops at a few
+//! times the smallest float, where rounding undoes each further decay. Some processors multiply such numbers more than
+//! twenty times as slowly as others.
 
 /// `value`, or 0 where it is subnormal: below [`f32::MIN_POSITIVE`], about 1.2e-38.
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! A task for each [`TASK`] numbers.
+//! Gradient sums on the CPU: one task handles [`TASK`] numbers.
 use super::Sum;
 use crate::par::TASK;
 use crate::squares;

@@ -1,4 +1,4 @@
-//! Sums of gradients in a GPU's memory.
+//! Gradient sums on a GPU: launches the kernels of `accumulate.cu`.
 use super::Sum;
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};

@@ -1,5 +1,5 @@
-//! Sums of gradients over passes, `s[i] += g[i]`: float32, or bfloat16 that is rounded to nearest, ties to even, after each
-//! addition. `s[i]` and `g[i]` are added in float32.
+//! Gradient accumulation over several passes: `s[i] += g[i]`. The sums `s` are float32 or bfloat16. Each addition is
+//! done in float32; a bfloat16 sum is then rounded to nearest, ties to even.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -10,7 +10,7 @@ use half::bf16;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Device, Element, Slice, SliceMut};
 
-/// What sums are kept in: `f32` or [`bf16`].
+/// The number type that accumulated gradients are kept in: `f32` or [`bf16`].
 pub trait Sum: Element {
     /// Whether it is [`bf16`].
     const NARROW: bool;
@@ -54,7 +54,7 @@ pub fn add<T: Sum>(sums: SliceMut<'_, T>, grads: Floats<'_>) {
     }
 }
 
-/// Adds `sums [n]` to `grads [n]`, and sets the sums to zero.
+/// Adds `sums [n]` to `grads [n]`, and sets the sums to zero for the next step.
 pub fn take<T: Sum>(sums: SliceMut<'_, T>, grads: FloatsMut<'_>) {
     assert_eq!(sums.len(), grads.len(), "a gradient for each sum");
     match sums.device() {
@@ -64,7 +64,7 @@ pub fn take<T: Sum>(sums: SliceMut<'_, T>, grads: FloatsMut<'_>) {
     }
 }
 
-/// Converts `sums [n]` to float32.
+/// Converts the bfloat16 `sums [n]` to float32, in `floats [n]`.
 pub fn to_f32(sums: Slice<'_, bf16>, floats: FloatsMut<'_>) {
     assert_eq!(sums.len(), floats.len(), "a float for each sum");
     match sums.device() {
@@ -74,7 +74,7 @@ pub fn to_f32(sums: Slice<'_, bf16>, floats: FloatsMut<'_>) {
     }
 }
 
-/// As [`crate::squares::sum`], of sums in bfloat16.
+/// The sum of the squares of gradient sums in bfloat16, as [`crate::squares::sum`] computes it for float32.
 pub fn squares(sums: Slice<'_, bf16>) -> f64 {
     match sums.device() {
         Device::Cpu => cpu::squares(sums.cpu_slice()),

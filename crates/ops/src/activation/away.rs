@@ -1,10 +1,10 @@
-//! Activations of a GPU that wait on the host until backward needs them.
+//! Offloads activations from a GPU to the host's memory until the backward pass needs them.
 use super::{Activation, Number, Pool};
 use std::sync::Arc;
 use tunesmith_device::{Device, away};
 
-/// Memory of an activation that is being copied to the host. On drop it goes back to its pool, for what is computed after the
-/// copy.
+/// The GPU memory of an activation that is being copied to the host ([`Activation::leave`]). On drop it goes back to
+/// its pool; whatever uses it next on the GPU waits for the copy.
 #[derive(Debug)]
 pub struct Leaving {
     buffer: Option<away::Leaving>,
@@ -15,7 +15,7 @@ pub struct Leaving {
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        // While something else unwinds nothing more is asked of the GPU.
+        // While a panic unwinds, nothing more is asked of the GPU: the buffer is not given back to the pool.
         let buffer = self.buffer.take().filter(|_| !std::thread::panicking());
         if let Some(buffer) = buffer.and_then(away::Leaving::buffer) {
             self.pool.take_back(buffer, self.features, self.number);
@@ -23,7 +23,7 @@ impl Drop for Leaving {
     }
 }
 
-/// Where the numbers of an activation without memory are.
+/// Where the numbers of an offloaded activation are. The activation itself has no memory meanwhile.
 #[derive(Debug)]
 pub enum Elsewhere {
     /// In the host's memory.
@@ -33,8 +33,8 @@ pub enum Elsewhere {
 }
 
 impl Activation {
-    /// Begins to copy the numbers to the host, and gives the memory away; nothing on other devices. Until
-    /// [`Activation::arrive`] there are none here.
+    /// Starts to copy the numbers to the host, and gives the GPU memory away. Until [`Activation::arrive`] the
+    /// activation has no numbers. Returns `None`, and does nothing, on other devices.
     pub fn leave(&mut self) -> Option<(Leaving, Elsewhere)> {
         if !matches!(self.device(), Device::Cuda(_)) {
             return None;
@@ -46,7 +46,8 @@ impl Activation {
         Some((leaving, Elsewhere::Host(away)))
     }
 
-    /// Begins to copy its numbers back, into other memory of its pool.
+    /// Starts to copy the numbers back to the GPU, into other memory of the activation's pool. Does nothing if they are
+    /// already on their way.
     #[must_use]
     pub fn fetch(&self, from: Elsewhere) -> Elsewhere {
         match from {
@@ -58,7 +59,7 @@ impl Activation {
         }
     }
 
-    /// Has its numbers again, for what is computed from here on.
+    /// Gives the activation its numbers again: GPU work that is asked for from here on can use them.
     pub fn arrive(&mut self, from: Elsewhere) {
         if let Elsewhere::Coming(coming) = self.fetch(from) {
             self.buffer = coming.buffer();

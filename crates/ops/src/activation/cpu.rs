@@ -1,4 +1,4 @@
-//! Copies between panels, rows and tokens in main memory.
+//! Copies between panels, rows and tokens in the CPU's memory.
 use super::{Activation, LANES};
 use crate::par;
 use std::ops::Range;
@@ -96,7 +96,7 @@ pub(super) fn gather(x: &Activation, rows: &[usize], out: &mut Activation) {
         for (token, &row) in tokens.iter_mut().zip(rows) {
             *token = &x.panel(row / LANES)[row % LANES..];
         }
-        // All tokens of a feature at once: each line of the result is written once.
+        // All tokens of one feature before the next feature: each cache line of the result is written once.
         for feature in 0..features {
             for (lane, token) in tokens.iter().enumerate().take(rows.len()) {
                 // SAFETY: `Activation::gather_to` makes `out` with a token for each row and as many features as `x`, so
@@ -131,9 +131,9 @@ pub(super) fn dot(x: &Activation, other: &Activation) -> Vec<f32> {
 }
 
 pub(super) fn scatter_add(x: &mut Activation, rows: &[usize], factors: Option<&[f32]>, from: &Activation) {
-    /// Features of a task.
+    /// How many features one task adds.
     const FEATURES: usize = 64;
-    /// Fewer numbers are added by one thread; an estimate.
+    /// Below so many numbers one thread adds them all. The limit is an estimate.
     const FEW: usize = 1 << 12;
     let (stride, features) = (x.stride(), x.features());
     assert!(rows.iter().all(|row| row / LANES < x.panels()), "tokens of the activation");

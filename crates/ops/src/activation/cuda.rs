@@ -1,4 +1,4 @@
-//! Copies between rows in a GPU's memory.
+//! Copies and type conversions of activations in a GPU's memory.
 use super::{Activation, Number};
 use crate::cuda::{self, Arg, Grid, Source, Typed};
 use crate::floats::{Floats, FloatsMut};
@@ -8,10 +8,10 @@ use tunesmith_device::{Array, Buffer, Device};
 static KERNELS: Typed = Typed::new("activation", include_str!("activation.cu"));
 
 impl Typed {
-    /// The kernels for these activations.
+    /// The kernels for the number type that all of `operands` have.
     ///
     /// # Panics
-    /// If they are not of one type.
+    /// If the operands have different types.
     pub(crate) fn same(&'static self, operands: &[&Activation]) -> &'static Source {
         let number = operands[0].number();
         assert!(operands.iter().all(|operand| operand.number() == number), "activations of one type");
@@ -31,7 +31,7 @@ impl From<&mut Activation> for Arg {
     }
 }
 
-/// Row numbers of `of` as kernels, which do not check them, read them.
+/// Uploads row numbers of `of` for a kernel. They are checked here, because kernels do not check them.
 fn indices(of: &Activation, rows: &[usize]) -> Array<u32> {
     if of.device().only_counts() {
         return Array::zeros(of.device(), rows.len());
@@ -41,13 +41,15 @@ fn indices(of: &Activation, rows: &[usize]) -> Array<u32> {
     cuda::upload(of.device(), &rows)
 }
 
-/// As [`indices`], of rows that are written: threads have one each, so that none may come twice.
+/// As [`indices`], for rows that a kernel writes. Each row has a thread of its own, so no row may come twice: they
+/// rise.
 fn written(of: &Activation, rows: &[usize]) -> Array<u32> {
     assert!(of.device().only_counts() || rows.is_sorted_by(|row, next| row < next), "rows that rise");
     indices(of, rows)
 }
 
-/// `to[to_first + i] = from[first + i]` for `count` numbers, rounded where `to` has fewer bits.
+/// `to[to_first + i] = from[first + i]` for `count` numbers, converted to the type of `to` (rounded if that has fewer
+/// bits).
 pub(super) fn convert(from: &Activation, first: usize, to: &mut Activation, to_first: usize, count: usize) {
     assert!(first + count <= from.tokens() * from.features(), "numbers of the one");
     assert!(to_first + count <= to.tokens() * to.features(), "places of the other");
@@ -55,7 +57,7 @@ pub(super) fn convert(from: &Activation, first: usize, to: &mut Activation, to_f
     convert_at(to.device(), (from.address(), from.number()), first, (to.address(), number), to_first, count);
 }
 
-/// As [`convert`], of numbers at an address.
+/// As [`convert`], where source and destination are given as addresses and number types.
 pub(crate) fn convert_at(
     device: Device,
     (from, number): (u64, Number),
@@ -64,7 +66,7 @@ pub(crate) fn convert_at(
     to_first: usize,
     count: usize,
 ) {
-    // A pack of the wider type.
+    // A thread converts as many numbers as fill 16 bytes in the wider of the two types.
     let per_thread = 16 / number.bytes().max(to_number.bytes()) as usize;
     let kernel = match number {
         Number::F32 => "activation_from_float",
@@ -75,7 +77,7 @@ pub(crate) fn convert_at(
     cuda::launch(device, KERNELS.of(to_number), kernel, Grid::items(count.div_ceil(per_thread)), &args);
 }
 
-/// Its memory, whatever the numbers' type.
+/// The memory of `x` as float32 words, whatever the type of its numbers.
 fn words(x: &mut Activation) -> FloatsMut<'_> {
     let words = x.words();
     x.buffer.as_mut().expect("an activation has memory until it is dropped").floats_mut(0..words)
@@ -133,7 +135,8 @@ fn copy_columns(from: &Activation, first: usize, to: &mut Activation, to_first: 
     copy_blocks((from, features, first), (to, to_features, to_first), from.tokens(), width);
 }
 
-/// Copies `width` numbers of each of `count` rows from one to the other, whose rows have these widths and begin there.
+/// Copies `width` numbers of each of `count` rows. Source and destination are given with the width of their rows and
+/// the place of their first number.
 fn copy_blocks(
     (from, features, first): (&Activation, usize, usize),
     (to, to_features, to_first): (&mut Activation, usize, usize),
@@ -204,7 +207,7 @@ pub(super) fn times(x: &mut Activation, factors: &[f32]) {
     times_by(x, cuda::upload(x.device(), factors).view());
 }
 
-/// As [`Activation::times`], with factors in the GPU's memory.
+/// As [`Activation::times`], with factors that are in the GPU's memory.
 pub(crate) fn times_by(x: &mut Activation, factors: Floats<'_>) {
     let (device, tokens, features) = (x.device(), x.tokens(), x.features());
     assert_eq!(factors.len(), tokens, "a factor for each token");
@@ -218,7 +221,7 @@ pub(super) fn dot(x: &Activation, other: &Activation) -> Vec<f32> {
     sums.read()
 }
 
-/// As [`Activation::dot`], into the GPU's memory: the host does not wait for it.
+/// As [`Activation::dot`], but writes the sums to the GPU's memory, so that the host does not wait.
 pub(crate) fn dot_to(x: &Activation, other: &Activation, sums: FloatsMut<'_>) {
     assert_eq!((x.tokens(), x.features()), (other.tokens(), other.features()), "both have one shape");
     assert_eq!(sums.len(), x.tokens(), "a place for each token");

@@ -1,10 +1,11 @@
-//! Activations `[tokens, features]`, from a pool that gives the same memory again: on the CPU
-//! `[panel of 16 tokens][feature][16 tokens]`, in float32; on a GPU row-major, in float32, float16 or bfloat16, as the pool
-//! says. Ops compute in float32 whatever the type, and round what they write.
+//! [`Activation`]: a matrix `[tokens, features]`, the operand and result of most ops. Its memory comes from a
+//! [`Pool`], which reuses it. On the CPU the layout is `[panel of 16 tokens][feature][16 tokens]` in float32. On a GPU
+//! it is row-major in float32, float16 or bfloat16, as the pool says. Ops compute in float32 whatever the type, and
+//! round what they write.
 //!
-//! In the CPU's layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
-//! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
-//! activation and zero in every gradient, so that sums over tokens may run over whole panels.
+//! In the CPU's layout each token is a lane of a SIMD vector: norms, rope and softmax need no horizontal sums, and one
+//! row-major weight serves both `X W^T` and `dY W`. The lanes after the last token of the last panel are finite in
+//! every activation and zero in every gradient, so that sums over tokens may run over whole panels.
 mod away;
 mod cpu;
 pub(crate) mod cuda;
@@ -25,10 +26,10 @@ use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Buffer, Device};
 
-/// The number of tokens in a panel: the lanes of a vector.
+/// The number of tokens in a panel, which is the number of lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
-/// An activation `[tokens, features]` in panels, whose memory goes back to its pool on drop.
+/// An activation `[tokens, features]`. On drop its memory goes back to its pool.
 #[derive(Debug)]
 pub struct Activation {
     buffer: Option<Buffer>,
@@ -57,7 +58,7 @@ impl Activation {
         self.features
     }
 
-    /// How many panels, the last of them perhaps partly used.
+    /// The number of panels. The last one may be partly used.
     pub(crate) const fn panels(&self) -> usize {
         self.tokens.div_ceil(LANES)
     }
@@ -119,12 +120,12 @@ impl Activation {
         self.buffer.as_ref().map_or(0, |buffer| buffer.floats(0..0).address())
     }
 
-    /// Its memory on a GPU up to the last number, whatever their type, as many floats as that fills.
+    /// How many float32 words its numbers fill on a GPU, whatever their type.
     fn words(&self) -> usize {
         (self.tokens * self.features * self.number.bytes() as usize).div_ceil(size_of::<f32>())
     }
 
-    /// Its numbers on a GPU, row-major `[tokens, features]`, which are float32.
+    /// Its numbers on a GPU, row-major `[tokens, features]`. Panics unless they are float32.
     pub(crate) fn floats(&self) -> Floats<'_> {
         assert_eq!(self.number, Number::F32, "an activation in float32");
         let buffer = self.buffer.as_ref().expect("an activation has memory until it is dropped");
@@ -168,13 +169,15 @@ impl Activation {
         }
     }
 
-    /// Another one of the same shape: values are undefined, but a last panel that is not full is zero.
+    /// A new activation of the same shape, type and pool. Its values are undefined, but a partly used last panel is
+    /// zero.
     #[must_use]
     pub fn like(&self) -> Self {
         self.pool.typed(self.tokens, self.features, self.number)
     }
 
-    /// The rows `rows`, which begin with a panel, as an activation of another pool: `[rows.len(), features]`.
+    /// Copies the rows `rows` to an activation of another pool: `[rows.len(), features]`. The first row has to begin a
+    /// panel.
     #[must_use]
     pub fn rows(&self, pool: &Arc<Pool>, rows: std::ops::Range<usize>) -> Self {
         assert!(rows.start.is_multiple_of(LANES), "rows from the beginning of a panel on");
@@ -187,7 +190,8 @@ impl Activation {
         out
     }
 
-    /// The reverse of [`Activation::rows`]: replaces the rows from `first` on by those of `part`.
+    /// The reverse of [`Activation::rows`]: replaces the rows from `first` on by those of `part`. `first` has to begin
+    /// a panel.
     pub fn put_rows(&mut self, first: usize, part: &Self) {
         assert!(first.is_multiple_of(LANES) && self.features == part.features, "rows from the beginning of a panel on");
         match self.device() {
@@ -206,10 +210,11 @@ impl Activation {
         }
     }
 
-    /// The features of the only token as a vector, `[features, 1]`: on the CPU, where tokens are lanes, it takes a sixteenth of the memory.
+    /// The features of the only token as a vector, `[features, 1]`. On the CPU, where tokens are lanes, it takes a
+    /// sixteenth of the memory.
     ///
     /// # Panics
-    /// If there are more tokens, or on another device.
+    /// If there is more than one token, or the activation is not on the CPU.
     #[must_use]
     pub fn to_vector(&self) -> Self {
         assert_eq!((self.tokens, self.device()), (1, Device::Cpu), "one token on the CPU");
@@ -218,7 +223,7 @@ impl Activation {
         out
     }
 
-    /// Some features of every token: `[tokens, columns.len()]`.
+    /// Copies the features `columns` of every token: `[tokens, columns.len()]`.
     #[must_use]
     pub fn columns(&self, columns: std::ops::Range<usize>) -> Self {
         let mut out = self.pool.typed(self.tokens, columns.len(), self.number);
@@ -230,7 +235,7 @@ impl Activation {
         out
     }
 
-    /// The features of several with the same tokens, one after the other: `[tokens, sum of features]`.
+    /// Concatenates the features of several activations with the same tokens: `[tokens, sum of features]`.
     #[must_use]
     pub fn side_by_side(parts: &[&Self]) -> Self {
         assert!(parts.iter().all(|part| part.tokens == parts[0].tokens), "all have the same tokens");
@@ -244,7 +249,8 @@ impl Activation {
         out
     }
 
-    /// Of each `2 width` features the first half, and the last: `[tokens, features / 2]` each.
+    /// Splits each group of `2 * width` features in its first and its second half: two activations
+    /// `[tokens, features / 2]`.
     #[must_use]
     pub fn split_halves(&self, width: usize) -> [Self; 2] {
         self.split_parts([width; 2])
@@ -256,8 +262,8 @@ impl Activation {
         Self::join_parts(halves, [width; 2])
     }
 
-    /// Features lie in groups, each with so many of every part, one part after the other: all of each part,
-    /// `[tokens, groups * widths[i]]`.
+    /// Splits features that lie in groups: each group has `widths[0]` features of part 0, then `widths[1]` of part 1,
+    /// and so on. Returns each part with its features of all groups, `[tokens, groups * widths[i]]`.
     #[must_use]
     pub fn split_parts<const N: usize>(&self, widths: [usize; N]) -> [Self; N] {
         let group: usize = widths.iter().sum();
@@ -292,7 +298,7 @@ impl Activation {
         self.data()[(token / LANES) * self.stride() + feature * LANES + token % LANES]
     }
 
-    /// Copies row-major `[tokens, features]` into panels.
+    /// Copies row-major `[tokens, features]` from the host to a new activation of `pool`.
     pub fn from_rows(pool: &Arc<Pool>, rows: &[f32], features: usize) -> Self {
         let tokens = rows.len() / features;
         let mut act = pool.act(tokens, features);
@@ -304,7 +310,7 @@ impl Activation {
         act
     }
 
-    /// Copies row-major numbers `[tokens, features]` of a device into panels of the same one, in float32.
+    /// Copies row-major `[tokens, features]` from a device to a new float32 activation on the same device.
     pub(crate) fn from_floats(pool: &Arc<Pool>, rows: Floats<'_>, features: usize) -> Self {
         match rows.device() {
             Device::Cpu => Self::from_rows(pool, rows.cpu_slice(), features),
@@ -317,7 +323,7 @@ impl Activation {
         }
     }
 
-    /// Writes the features of one token.
+    /// Writes the features of one token, on the CPU.
     pub(crate) fn set_row(&mut self, token: usize, row: &[f32]) {
         let panel = self.panel_mut(token / LANES);
         for (feature, &value) in row.iter().enumerate() {
@@ -325,7 +331,7 @@ impl Activation {
         }
     }
 
-    /// Copies the panels to row-major `[tokens, features]`.
+    /// Copies all values to the host, row-major `[tokens, features]`.
     pub fn to_rows(&self) -> Vec<f32> {
         let mut rows = vec![0.0; self.tokens * self.features];
         match self.device() {
@@ -348,7 +354,7 @@ impl Activation {
         out
     }
 
-    /// A copy in another type, on a GPU or the meta device.
+    /// A copy in another number type, on a GPU or the meta device.
     #[must_use]
     pub(crate) fn to(&self, number: Number) -> Self {
         let mut out = self.pool.typed(self.tokens, self.features, number);
@@ -378,7 +384,7 @@ impl Activation {
         out
     }
 
-    /// Multiplies every token by a number of its own.
+    /// Multiplies all features of token t by `factors[t]`.
     pub(crate) fn times(&mut self, factors: &[f32]) {
         assert_eq!(factors.len(), self.tokens, "a factor for each token");
         match self.device() {
@@ -388,7 +394,7 @@ impl Activation {
         }
     }
 
-    /// The product of each token's features with those of `other`, summed: `[tokens]`.
+    /// The inner product of each token's features with those of the same token of `other`: `[tokens]`, on the host.
     pub(crate) fn dot(&self, other: &Self) -> Vec<f32> {
         assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
         match self.device() {
@@ -398,7 +404,7 @@ impl Activation {
         }
     }
 
-    /// Adds token i of `from`, times `factors[i]`, to token `rows[i]`; the rows rise.
+    /// Adds token i of `from`, times `factors[i]` if given, to token `rows[i]`. `rows` has to rise.
     pub fn scatter_add(&mut self, rows: &[usize], factors: Option<&[f32]>, from: &Self) {
         assert_eq!((rows.len(), self.features), (from.tokens, from.features), "a row for each token");
         match self.device() {
@@ -408,7 +414,8 @@ impl Activation {
         }
     }
 
-    /// The reverse of [`Activation::gather`]: token `rows[i]` becomes `self`'s token i, all others zero; the rows rise.
+    /// The reverse of [`Activation::gather`]: in the result, token `rows[i]` is token i of `self`; all other tokens are
+    /// zero. `rows` has to rise.
     #[must_use]
     pub fn scatter(&self, rows: &[usize], tokens: usize) -> Self {
         let mut out = self.pool.typed(tokens, self.features, self.number);

@@ -1,4 +1,4 @@
-//! The memory of activations: buffers of a device that are used again.
+//! [`Pool`]: the memory of activations, in buffers of a device that are reused.
 use super::{Activation, LANES, Number};
 use crate::simd::{in_tiles, pair_level};
 use std::collections::HashMap;
@@ -6,28 +6,30 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_device::{Buffer, Device};
 
-/// Gives activations out and takes them back on drop, so that a step in the steady state allocates nothing.
+/// Lends memory to activations and takes it back when they are dropped, so that a training step allocates nothing once
+/// all buffers exist.
 #[derive(Debug, Default)]
 pub struct Pool {
     device: Device,
     buffers: Mutex<Buffers>,
     panels: AtomicUsize,
-    /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
+    /// Whether each buffer has the size that was asked for, rounded up to a power of two, instead of that of the
+    /// largest activation.
     stepped: bool,
-    /// The types of activations and of products' operands, as [`coded`].
+    /// The number types of activations and of the operands of products, as [`coded`] writes them.
     number: AtomicU8,
     products: AtomicU8,
     tf32: AtomicBool,
     splits: AtomicBool,
 }
 
-/// The buffers of a pool, by how many values they have room for.
+/// The buffers of a pool. The maps' keys are sizes: how many float32 values a buffer has room for.
 #[derive(Debug, Default)]
 struct Buffers {
     idle: HashMap<usize, Vec<Buffer>>,
-    /// How many there are, in use and idle.
+    /// How many buffers of each size exist, in use and idle.
     all: HashMap<usize, usize>,
-    /// Values in use, and the most that ever were, since all was last given back.
+    /// Values in use now, and the most that were in use at once since the memory was last given back.
     used: usize,
     most: usize,
 }
@@ -39,13 +41,13 @@ impl Buffers {
         self.most = self.most.max(self.used);
     }
 
-    /// Gives idle memory back until no more is held than was ever in use at once. Lengths that differ from
-    /// pass to pass would otherwise leave the most buffers of each length.
+    /// Frees idle buffers until the pool holds no more than was ever in use at once. Otherwise, where lengths differ
+    /// from pass to pass, it would keep the largest number of buffers of each length.
     fn trim(&mut self) {
         let idle: usize = self.idle.iter().map(|(values, idle)| values * idle.len()).sum();
         let mut beyond = (self.used + idle).saturating_sub(self.most);
         while beyond > 0 {
-            // The smallest that is enough, else the largest.
+            // The smallest buffer that is enough, or else the largest.
             let sizes = self.idle.iter().filter(|(_, idle)| !idle.is_empty()).map(|(values, _)| *values);
             let fit = sizes.min_by_key(|&values| if values < beyond { (1, usize::MAX - values) } else { (0, values) });
             let Some(values) = fit else { return };
@@ -55,7 +57,7 @@ impl Buffers {
         }
     }
 
-    /// Gives the memory of those that are idle back.
+    /// Frees all idle buffers.
     fn clear(&mut self) {
         for (values, idle) in self.idle.drain() {
             *self.all.entry(values).or_default() -= idle.len();
@@ -80,12 +82,12 @@ fn decoded(code: &AtomicU8) -> Number {
     }
 }
 
-/// Floats of memory for so many numbers.
+/// How many float32 values `numbers` numbers of this type take the memory of.
 const fn floats(numbers: usize, number: Number) -> usize {
     (numbers * number.bytes() as usize).div_ceil(size_of::<f32>())
 }
 
-/// How many buffers a pool has for activations of so many features.
+/// How many buffers a pool has for activations with a certain number of features ([`Pool::counts`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BufferCount {
     /// Features of a token that the buffers are made for.
@@ -97,28 +99,30 @@ pub struct BufferCount {
 }
 
 impl Pool {
-    /// A pool on the CPU, without buffers, all of whose activations have one length.
+    /// An empty pool on the CPU for activations of one length: its buffers are all sized for the most tokens that were
+    /// ever asked for.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::default())
     }
 
-    /// A pool on the CPU for activations of very different lengths.
+    /// An empty pool on the CPU for activations of very different lengths, such as the tokens of each expert: buffer
+    /// sizes are rounded up to powers of two.
     pub fn stepped() -> Arc<Self> {
         Arc::new(Self { stepped: true, ..Self::default() })
     }
 
-    /// As [`Pool::new`], on a device.
+    /// As [`Pool::new`], on any device.
     pub fn on(device: Device) -> Arc<Self> {
         Arc::new(Self { device, ..Self::default() })
     }
 
-    /// As [`Pool::stepped`], on a device.
+    /// As [`Pool::stepped`], on any device.
     pub fn stepped_on(device: Device) -> Arc<Self> {
         Arc::new(Self { device, stepped: true, ..Self::default() })
     }
 
-    /// The type of the activations that a GPU's pool gives out from now on, and of the operands of their products. On the CPU
-    /// activations are float32 whatever it is, and operands as [`Pool::set_products`] says.
+    /// Sets the number type of the activations that a GPU's pool gives out from now on, and of the operands of their
+    /// products. On the CPU activations stay float32; the operands of products follow [`Pool::set_products`].
     pub fn set_number(&self, number: Number) {
         if matches!(self.device, Device::Cuda(_)) {
             self.number.store(coded(number), Ordering::Relaxed);
@@ -126,50 +130,54 @@ impl Pool {
         self.set_products(number);
     }
 
-    /// What the operands of products are rounded to whose results are of this pool, while its activations keep their type. The
-    /// CPU rounds them to bfloat16 alone, and where it multiplies that faster ([`pair_level`](crate::simd::pair_level)).
+    /// Sets what the operands of matrix products are rounded to when the result is of this pool. Activations keep their
+    /// type. The CPU rounds to bfloat16 only, and only where it multiplies that faster
+    /// ([`pair_level`](crate::simd::pair_level)).
     pub fn set_products(&self, number: Number) {
         self.products.store(coded(number), Ordering::Relaxed);
     }
 
-    /// Whether a GPU may round the float32 operands of products to TF32, which has bfloat16's range and 10 bits of fraction, for its
-    /// tensor cores: those whose results are of this pool, and those that sum over its activations' tokens.
+    /// Sets whether a GPU may round float32 operands of products to TF32 for its tensor cores. TF32 has bfloat16's
+    /// range and 10 bits of fraction. This concerns products whose results are of this pool, and those that sum over
+    /// the tokens of its activations.
     pub fn set_tf32(&self, may: bool) {
         self.tf32.store(may, Ordering::Relaxed);
     }
 
-    /// As [`Pool::set_tf32`] set it; not at first.
+    /// What [`Pool::set_tf32`] set; `false` at first.
     pub fn tf32(&self) -> bool {
         self.tf32.load(Ordering::Relaxed)
     }
 
-    /// The type of its activations: float32 at first.
+    /// The number type of its activations: float32 at first.
     pub fn number(&self) -> Number {
         decoded(&self.number)
     }
 
-    /// As [`Pool::set_products`] set it; float32 at first.
+    /// What [`Pool::set_products`] set; float32 at first.
     pub fn products(&self) -> Number {
         decoded(&self.products)
     }
 
-    /// Whether the CPU rounds the operands of products to bfloat16, and multiplies them in pairs.
+    /// Whether the CPU rounds the operands of products to bfloat16 and multiplies them in pairs.
     pub(crate) fn in_pairs(&self) -> bool {
         self.products() == Number::Bf16 && pair_level().is_some()
     }
 
-    /// Whether the CPU may split float32 activations for products whose results are of this pool: each number into three bfloat16 numbers that
-    /// add up to it, which AMX multiplies with a bfloat16 matrix. Sums are as exact as those of multiply-adds, in another order.
+    /// Sets whether the CPU may split float32 activations for products whose results are of this pool: each number
+    /// becomes three bfloat16 numbers that add up to it, which AMX multiplies with a bfloat16 matrix. Sums are as exact
+    /// as those of multiply-adds, but added in another order.
     pub fn set_splits(&self, may: bool) {
         self.splits.store(may, Ordering::Relaxed);
     }
 
-    /// As [`Pool::set_splits`] set it; not at first.
+    /// What [`Pool::set_splits`] set; `false` at first.
     fn may_split(&self) -> bool {
         self.splits.load(Ordering::Relaxed)
     }
 
-    /// Whether the CPU splits the activations of products with bfloat16 matrices.
+    /// Whether the CPU splits the activations of products with bfloat16 matrices: allowed by [`Pool::set_splits`], not
+    /// rounded to bfloat16 anyway, and with AMX at hand.
     pub(crate) fn splits(&self) -> bool {
         self.may_split() && self.products() != Number::Bf16 && in_tiles()
     }
@@ -179,18 +187,18 @@ impl Pool {
         self.device
     }
 
-    /// Panels of a buffer for so many tokens.
+    /// How many panels a buffer for `tokens` tokens has.
     fn sized(&self, tokens: usize) -> usize {
         if self.stepped {
             tokens.div_ceil(LANES).next_power_of_two()
         } else {
             self.reserve(tokens);
-            // Another thread may have given all back since: no activation is smaller than what it is for.
+            // Another thread may have released the memory since: a buffer is never smaller than its activation.
             self.panels.load(Ordering::Relaxed).max(tokens.div_ceil(LANES))
         }
     }
 
-    /// Makes every later activation large enough for `tokens`; memory sized for fewer is given back.
+    /// Sizes all later buffers for at least `tokens` tokens; idle memory that was sized for fewer is freed.
     pub fn reserve(&self, tokens: usize) {
         let wanted = tokens.div_ceil(LANES);
         if self.panels.fetch_max(wanted, Ordering::Relaxed) < wanted {
@@ -198,12 +206,13 @@ impl Pool {
         }
     }
 
-    /// Whether idle buffers make room for one of another length. A GPU would wait for its work each time.
+    /// Whether idle buffers are freed to make room for one of another size. Not on a GPU, which would wait for its work
+    /// each time.
     fn trims(&self) -> bool {
         self.stepped && self.device == Device::Cpu
     }
 
-    /// Bytes of the buffers that wait for use.
+    /// Bytes of the idle buffers.
     pub fn idle_bytes(&self) -> u64 {
         self.buffers().idle.values().flatten().map(Buffer::bytes).sum()
     }
@@ -212,8 +221,8 @@ impl Pool {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many buffers of each size there are. Those of a stepped pool have room for so many `tokens` each; those of any
-    /// other pool for as many as it has come to.
+    /// How many buffers of each size there are. `tokens` says for how many tokens the buffers of a stepped pool were
+    /// made; any other pool knows it.
     pub fn counts(&self, tokens: usize) -> Vec<BufferCount> {
         let stepped = tokens.div_ceil(LANES).next_power_of_two();
         let panels = if self.stepped { stepped } else { self.panels.load(Ordering::Relaxed) };
@@ -225,37 +234,38 @@ impl Pool {
         buffers.all.iter().filter(|(_, all)| **all > 0).map(count).collect()
     }
 
-    /// Gives all idle memory back to the system; what comes next is sized afresh.
+    /// Frees all idle memory. Buffers that are made from here on are sized afresh.
     pub fn release(&self) {
         self.panels.store(0, Ordering::Relaxed);
         self.buffers().clear();
     }
 
-    /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
+    /// A new activation `[tokens, features]`. Its values are undefined, but a partly used last panel is zero.
     pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Activation {
         self.typed(tokens, features, self.number())
     }
 
-    /// As [`Pool::act`], in float32 whatever the pool's type: for what a sum over many tokens or features gives.
+    /// As [`Pool::act`], in float32 whatever the pool's type: for sums over many tokens or features.
     pub fn act_f32(self: &Arc<Self>, tokens: usize, features: usize) -> Activation {
         self.typed(tokens, features, Number::F32)
     }
 
-    /// As [`Pool::act`], the last panel undefined too: for what writes whole panels, lanes without a token among them.
+    /// As [`Pool::act`], with an undefined last panel too: for ops that write whole panels, including the lanes without
+    /// a token.
     ///
     /// Fresh memory is not initialised. Whoever takes an activation writes each float before it reads it.
     pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Activation {
         self.typed_blank(tokens, features, self.number())
     }
 
-    /// As [`Pool::act`], of that type.
+    /// As [`Pool::act`], with numbers of type `number`.
     pub(super) fn typed(self: &Arc<Self>, tokens: usize, features: usize, number: Number) -> Activation {
         let mut act = self.typed_blank(tokens, features, number);
         act.zero_last_panel();
         act
     }
 
-    /// As [`Pool::blank`], of that type.
+    /// As [`Pool::blank`], with numbers of type `number`.
     pub(super) fn typed_blank(self: &Arc<Self>, tokens: usize, features: usize, number: Number) -> Activation {
         let values = floats(self.sized(tokens) * features * LANES, number);
         let mut buffers = self.buffers();
@@ -272,11 +282,12 @@ impl Pool {
         Activation { buffer: Some(buffer), tokens, features, number, pool: Arc::clone(self) }
     }
 
-    /// Takes the buffer of an activation of `features` back.
+    /// Takes back the buffer of an activation with that many features, and keeps it for the next one if it still has
+    /// the right size.
     pub(super) fn take_back(&self, buffer: Buffer, features: usize, number: Number) {
         let mut buffers = self.buffers();
         buffers.used = buffers.used.saturating_sub(buffer.values());
-        // Memory from before the last `reserve` is not wanted any more.
+        // A buffer from before the last `reserve` has the wrong size: it is freed.
         let wanted = floats(self.panels.load(Ordering::Relaxed) * features * LANES, number);
         if self.stepped || buffer.values() == wanted {
             buffers.idle.entry(buffer.values()).or_default().push(buffer);
@@ -286,8 +297,8 @@ impl Pool {
     }
 }
 
-/// Makes the CPU multiply what is of some pools in float32, number by number in one order, until it is dropped. A GPU's pools stay as they
-/// are.
+/// Until it is dropped, the CPU multiplies the operands of some pools in float32: it neither rounds nor splits them, and
+/// adds products number by number in one order. The pools of a GPU stay as they are.
 #[derive(Debug)]
 pub struct Unrounded<'a>(Vec<(&'a Pool, Number, bool)>);
 

@@ -1,4 +1,5 @@
-//! Cuts a sequence out of an activation: attention and recurrences work on panels that begin with the sequence's first token.
+//! Copies a sequence out of an activation, and back. Attention and recurrences work on panels that begin with the
+//! sequence's first token.
 use super::LANES;
 use std::ops::Range;
 
@@ -6,8 +7,8 @@ use std::ops::Range;
 /// multiplied by `scale`. Lanes past the end become zero.
 ///
 /// # Safety
-/// `from` points to panels of `stride` floats that hold those tokens and features, `to` to room for the result. Nobody
-/// writes either meanwhile.
+/// `from` points to panels of `stride` floats that hold those tokens and features. `to` has room for the result. Nobody
+/// writes to either meanwhile.
 pub(crate) unsafe fn realign(
     from: *const f32,
     stride: usize,
@@ -60,8 +61,8 @@ pub(crate) unsafe fn realign(
 /// those tokens.
 ///
 /// # Safety
-/// As [`realign`], with the directions turned; the two do not overlap, and no other task reads or writes those tokens'
-/// features meanwhile.
+/// As for [`realign`], with source and destination exchanged. The two do not overlap, and no other task reads or writes
+/// those features of those tokens meanwhile.
 pub(crate) unsafe fn unalign(
     from: *const f32,
     to: *mut f32,

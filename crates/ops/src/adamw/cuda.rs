@@ -1,4 +1,4 @@
-//! `AdamW`'s update in a GPU's memory.
+//! `AdamW`'s update on a GPU.
 use super::Step;
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};
@@ -6,7 +6,8 @@ use crate::floats::{Floats, FloatsMut};
 static KERNELS: Source = Source::new("adamw", include_str!("adamw.cu"));
 
 impl Step<'_> {
-    /// The kernels' constants: factor (two arguments), beta1 and its rest, beta2 and its rest, epsilon, and those of [`Step::rounded`].
+    /// The constants that kernels take: factor (two arguments), `beta1`, `1 - beta1`, `beta2`, `1 - beta2`, epsilon,
+    /// and the three of [`Step::rounded`].
     pub(crate) fn args(&self) -> [Arg; 10] {
         let [keep, pace, root] = self.rounded();
         let (beta1, rest1) = (self.beta1 as f32, (1.0 - self.beta1) as f32);

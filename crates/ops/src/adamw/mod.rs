@@ -1,4 +1,5 @@
-//! `AdamW`'s update, `g = factor grad`: Loshchilov and Hutter, 2019, <https://arxiv.org/abs/1711.05101>.
+//! `AdamW`'s update of flat arrays, where `g = factor * grad`: Loshchilov and Hutter, 2019,
+//! <https://arxiv.org/abs/1711.05101>.
 //!
 //! ```text
 //! m = beta1 m + (1 - beta1) g
@@ -17,10 +18,10 @@ use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// The constants of one step.
+/// The hyperparameters of one update.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
-    /// What gradients are multiplied by.
+    /// What gradients are multiplied by first: clipping and the inverse loss scale in one.
     pub factor: Factor<'a>,
     /// The learning rate.
     pub rate: f64,
@@ -28,7 +29,7 @@ pub struct Step<'a> {
     pub beta1: f64,
     /// Decay of the second moment, in 0..1.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the root of the second moment, in the denominator.
     pub epsilon: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
@@ -37,8 +38,8 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// What the weight is multiplied by, the learning rate over the first moment's correction, and the root of the second
-    /// moment's correction.
+    /// Three constants in float32: `1 - rate * weight_decay`, which the weight is multiplied by;
+    /// `rate / (1 - beta1^t)`; and `sqrt(1 - beta2^t)`.
     pub(crate) fn rounded(&self) -> [f32; 3] {
         let exponent = self.number as f64;
         [

@@ -1,4 +1,5 @@
-//! A task for each [`TASK`] values, which are whole blocks but for the last.
+//! The update with 8-bit moments on the CPU: one task updates [`TASK`] values, which are whole blocks except at the
+//! end.
 use super::{BLOCK, CodeMap};
 use crate::adamw::Step;
 use crate::denormal::flush_denormal;
@@ -6,7 +7,7 @@ use crate::par::TASK;
 use rayon::prelude::*;
 
 impl CodeMap {
-    /// Writes the codes of a block's values; returns its scale, the largest magnitude.
+    /// Writes the codes of a block's values. Returns the block's scale, its largest magnitude.
     fn encode(&self, values: &[f32], codes: &mut [u8]) -> f32 {
         let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         let inverse = 1.0 / most.max(1e-38);
@@ -23,7 +24,7 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     (f64::from(a) * f64::from(b) + f64::from(c)) as f32
 }
 
-/// The constants of a [`Step`], rounded to f32 as bitsandbytes' kernel has them.
+/// The constants of a [`Step`], rounded to f32 where bitsandbytes' kernel rounds them.
 #[derive(Clone, Copy)]
 struct Rounded {
     factor: f32,
@@ -55,19 +56,19 @@ impl From<&Step<'_>> for Rounded {
 }
 
 impl Rounded {
-    /// The moments after a gradient.
+    /// Both moments after one more gradient.
     fn moments(&self, grad: f32, m: f32, v: f32) -> (f32, f32) {
         let m = fused(grad, self.rest1, m * self.beta1);
         let v = fused(self.rest2 * grad, grad, v * self.beta2);
         (flush_denormal(m), flush_denormal(v))
     }
 
-    /// The weight after a step with the new moments.
+    /// The weight after a step with these new moments.
     fn value(&self, value: f32, m: f32, v: f32) -> f32 {
         value * self.keep - self.pace * (m / (v.sqrt() / self.root + self.epsilon))
     }
 
-    /// Updates a block: decodes its moments, makes the step, and codes them anew.
+    /// Updates one block: decodes its moments, makes the step, and encodes the moments again.
     fn block(
         &self,
         maps: [&CodeMap; 2],

@@ -1,4 +1,4 @@
-//! `AdamW`'s update with moments of a byte in a GPU's memory.
+//! `AdamW`'s update with 8-bit moments on a GPU.
 use super::{BLOCK, CodeMap};
 use crate::adamw::Step;
 use crate::cuda::{self, Arg, Grid, Source};

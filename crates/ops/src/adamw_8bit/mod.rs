@@ -1,5 +1,5 @@
-//! [`adamw`](crate::adamw) whose moments take a byte each: Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
-//! 2022, <https://arxiv.org/abs/2110.02861>. Equal to bitsandbytes' blockwise `AdamW8bit`.
+//! [`adamw`](crate::adamw) with moments that take one byte each instead of four: Dettmers et al., "8-bit Optimizers via
+//! Block-wise Quantization", 2022, <https://arxiv.org/abs/2110.02861>. Equal to bitsandbytes' blockwise `AdamW8bit`.
 //!
 //! A block of 256 moments shares its largest magnitude, `absmax`. A moment divided by that is stored as the nearest entry of
 //! a dynamic [`CodeMap`]: a signed map for the first moment, an unsigned one for the second.
@@ -14,19 +14,19 @@ use crate::quant::map::dynamic;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Device, SliceMut};
 
-/// Moments that share a scale.
+/// How many moments share a scale.
 pub const BLOCK: usize = 256;
 
-/// The 256 values that a byte can mean, rising, and the bounds between them.
+/// The 256 values that a byte can stand for, rising, and the bounds between them.
 #[derive(Debug, Clone)]
 pub struct CodeMap {
-    /// By byte, the value that it means.
+    /// `values[byte]` is the value that the byte stands for.
     pub values: Vec<f32>,
     bounds: Vec<f32>,
 }
 
 impl CodeMap {
-    /// bitsandbytes' dynamic map, over -1..=1 where `signed`, else over 0..=1.
+    /// bitsandbytes' dynamic map: over -1..=1 if `signed` (the first moment), else over 0..=1 (the second).
     pub fn new(signed: bool) -> Self {
         let values = dynamic(signed).to_vec();
         let bounds = values.windows(2).map(|ends| f32::midpoint(ends[0], ends[1])).collect();
@@ -34,8 +34,8 @@ impl CodeMap {
     }
 }
 
-/// Updates `values [n]` and their two moments by `grads [n]`. Moment i has the `codes[i] [n]`, which mean `maps[i]`, and the
-/// scales `absmax[i] [ceil(n / 256)]`.
+/// Updates `values [n]` and their two moments by `grads [n]`. Moment i is stored as the bytes `codes[i] [n]`, which
+/// mean entries of `maps[i]`, times the scale of their block, `absmax[i] [ceil(n / 256)]`.
 pub fn update(
     values: FloatsMut<'_>,
     grads: Floats<'_>,
@@ -63,8 +63,8 @@ pub fn update(
     }
 }
 
-/// The same update of a small tensor, whose moments `exp_avg [n]` and `exp_avg_sq [n]` stay f32. It rounds as bitsandbytes'
-/// kernel does, unlike [`crate::adamw::update`].
+/// The same update for a small tensor, whose moments `exp_avg [n]` and `exp_avg_sq [n]` stay float32. Unlike
+/// [`crate::adamw::update`], it rounds as bitsandbytes' kernel does.
 pub fn update_small(
     values: FloatsMut<'_>,
     grads: Floats<'_>,

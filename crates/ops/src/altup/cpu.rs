@@ -1,12 +1,13 @@
-//! A task a panel, a token a lane: its weights are vectors as its features are.
+//! The kernels on the CPU. One task computes one panel. A token is a lane, so a token's weights are vectors as its
+//! features are.
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 use std::ops::Range;
 
 /// # Safety
-/// The features of `S`; `x` and `out` hold `streams * dim` vectors, `coefs` holds `streams * streams`. With `turned` the weight of
-/// stream j in stream i is `c[j, i]`.
+/// The features of `S`; `x` and `out` hold `streams * dim` vectors, `coefs` holds `streams * streams`. With `turned`,
+/// the weight of stream j in stream i is `c[j, i]`: the transposed matrix.
 #[inline(always)]
 unsafe fn mix_kernel<S: Simd>(
     x: *const f32,

@@ -1,4 +1,4 @@
-//! Streams in a GPU's memory: a thread a number, and a block for each sum over features.
+//! The kernels on a GPU: one thread for each number, and one block for each sum over features.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 use std::ops::Range;

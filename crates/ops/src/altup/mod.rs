@@ -1,6 +1,7 @@
-//! Alternating updates of several streams that lie side by side, `[tokens, streams * dim]`. A block computes one of them, the
-//! active one; all are predicted before it and corrected after it by weights of each token. Baykal et al., "Alternating Updates for
-//! Efficient Transformers", 2023, <https://arxiv.org/abs/2301.13310>; Gemma 3n.
+//! Alternating updates (`AltUp`), as Gemma 3n has them: several residual streams lie side by side,
+//! `[tokens, streams * dim]`, and a block computes only one of them, the active one. All streams are predicted before
+//! the block and corrected after it, with weights of each token. Baykal et al., "Alternating Updates for Efficient
+//! Transformers", 2023, <https://arxiv.org/abs/2301.13310>.
 //!
 //! ```text
 //! predict    p_i = x_i + sum over j of c[i, j] x_j              c [tokens, streams * streams]
@@ -17,7 +18,8 @@ use crate::activation::Activation;
 use std::ops::Range;
 use tunesmith_device::Device;
 
-/// The streams before a block: `[tokens, streams * dim]`, from `x` of that shape and `coefs [tokens, streams * streams]`.
+/// Predicts the streams before a block: `[tokens, streams * dim]`, from `x` of that shape and
+/// `coefs [tokens, streams * streams]`.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -32,7 +34,7 @@ pub fn predict(x: &Activation, coefs: &Activation, streams: usize) -> Activation
     out
 }
 
-/// From the gradient of [`predict`]'s result to those of `x` and `coefs`.
+/// The gradients with respect to `x` and `coefs`, from the gradient of [`predict`]'s result.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -54,8 +56,8 @@ pub fn predict_backward(
     (dx, d_coefs)
 }
 
-/// Turns the predicted streams `p [tokens, streams * dim]` into the corrected ones, given what the block made of the `active` one,
-/// `u [tokens, dim]`, and `coefs [tokens, streams]`.
+/// Turns the predicted streams `p [tokens, streams * dim]` into the corrected ones, in place. `u [tokens, dim]` is the
+/// block's output for the `active` stream; `coefs` is `[tokens, streams]`.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -71,8 +73,8 @@ pub fn correct(p: &mut Activation, u: &Activation, coefs: &Activation, active: u
     }
 }
 
-/// Turns the gradient of [`correct`]'s result into that of the predicted streams. Returns those of `u` and `coefs`. `p [tokens, dim]`
-/// is the active stream as it was predicted.
+/// Turns the gradient of [`correct`]'s result into that of the predicted streams, in place. Returns the gradients of
+/// `u` and `coefs`. `p [tokens, dim]` is the active stream as it was predicted.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -96,7 +98,7 @@ pub fn correct_backward(
     (du, d_coefs)
 }
 
-/// Adds `x [tokens, dim]` to each of these streams of `y [tokens, streams * dim]`.
+/// Adds `x [tokens, dim]` to each of the streams `to` of `y [tokens, streams * dim]`.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -109,10 +111,11 @@ pub fn add(y: &mut Activation, x: &Activation, to: Range<usize>) {
     }
 }
 
-/// The sum of these streams of `y [tokens, streams * dim]`, `[tokens, dim]`: the gradient of what [`add`] adds.
+/// The sum of the streams `of` of `y [tokens, streams * dim]`: `[tokens, dim]`. It is the gradient of what [`add`]
+/// adds.
 ///
 /// # Panics
-/// If there are none, or not so many.
+/// If the range is empty or reaches beyond the streams of `y`.
 pub fn sum(y: &Activation, dim: usize, of: Range<usize>) -> Activation {
     assert!(!of.is_empty() && of.end * dim <= y.features(), "some streams of one width");
     let mut out = y.pool().blank(y.tokens(), dim);

@@ -1,10 +1,10 @@
-//! A task looks through some features of a panel; the largest of a token's tasks wins.
+//! The argmax on the CPU. One task searches some features of a panel; then the best of a token's tasks wins.
 use super::NONE;
 use crate::activation::{Activation, LANES};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 
-/// Features that one task looks through.
+/// How many features one task searches.
 pub(super) const SPAN: usize = 4096;
 
 pub(super) fn argmax(x: &Activation) -> Vec<u32> {
@@ -34,8 +34,8 @@ pub(super) fn argmax(x: &Activation) -> Vec<u32> {
     (0..x.tokens()).map(of).collect()
 }
 
-/// The largest value of each lane in `panels` vectors, the first of equal ones, and the vector that has it: takes the place of what
-/// `tops` holds where it is [`above`] that.
+/// Finds the largest value of each lane in `panels` vectors, and the vector that has it (the first of equal ones). It
+/// replaces what `tops` holds where it is [`above`] that.
 ///
 /// # Safety
 /// The features of `S`; the vectors lie `apart` floats from one another, from `first` on.
@@ -46,7 +46,7 @@ unsafe fn highest_kernel<S: Simd>(first: *const f32, apart: usize, panels: usize
         let mut lanes = [0.0f32; LANES];
         // SAFETY: the vector is there, as the caller says, and so are the features.
         unsafe { S::store(lanes.as_mut_ptr(), S::load(first.add(panel * apart))) };
-        // Without branches, so that a vector does it.
+        // Without branches, so that the compiler uses vector instructions.
         for lane in 0..LANES {
             let higher = above(lanes[lane], values[lane]);
             values[lane] = if higher { lanes[lane] } else { values[lane] };
@@ -58,7 +58,7 @@ unsafe fn highest_kernel<S: Simd>(first: *const f32, apart: usize, panels: usize
 
 dispatch! { fn highest = highest_kernel(first: *const f32, apart: usize, panels: usize, tops: &mut Tops); }
 
-/// The largest values, and the panels that have them.
+/// The largest value of each lane so far, and the number of the panel that has it.
 struct Tops {
     values: [f32; LANES],
     panels_of: [u32; LANES],
@@ -83,7 +83,7 @@ pub(super) fn argmax_of_tokens(x: &Activation) -> Vec<u32> {
                 }
             }
         }
-        // Of equal lanes the one that holds the first token.
+        // Of equal lanes, the one with the first token wins.
         let lanes = tops.values.into_iter().zip(tops.panels_of).zip(0u32..);
         let (top, place) = lanes.map(|((top, panel), lane)| (top, panel * LANES as u32 + lane)).fold(
             (f32::NEG_INFINITY, 0),

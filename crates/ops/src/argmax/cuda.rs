@@ -1,4 +1,4 @@
-//! The largest features in a GPU's memory.
+//! The argmax on a GPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Source};
 use tunesmith_device::Array;

@@ -7,11 +7,11 @@ mod tests;
 use crate::activation::Activation;
 use tunesmith_device::Device;
 
-/// What a kernel gives for a token that has no largest feature.
+/// What a kernel writes for a token without a valid argmax.
 const NONE: u32 = u32::MAX;
 
-/// Each token's largest feature of `x [tokens, features]`, the first of equal ones: `[tokens]`. `None` where a feature is NaN
-/// or the largest one is infinite. Zeros on the meta device.
+/// The number of each token's largest feature of `x [tokens, features]`, the first of equal ones: `[tokens]`. `None` if
+/// one of the token's features is NaN or its largest is infinite. All are 0 on the meta device.
 pub fn argmax(x: &Activation) -> Vec<Option<u32>> {
     let places = match x.device() {
         Device::Cpu => cpu::argmax(x),
@@ -21,7 +21,8 @@ pub fn argmax(x: &Activation) -> Vec<Option<u32>> {
     places.into_iter().map(|place| (place != NONE).then_some(place)).collect()
 }
 
-/// Each feature's largest token of `x [tokens, features]` on the CPU, as [`argmax`] finds each token's largest feature: `[features]`.
+/// The number of each feature's largest token of `x [tokens, features]`, by the rules of [`argmax`]: `[features]`. On
+/// the CPU only.
 pub(crate) fn argmax_of_tokens(x: &Activation) -> Vec<Option<u32>> {
     cpu::argmax_of_tokens(x).into_iter().map(|place| (place != NONE).then_some(place)).collect()
 }

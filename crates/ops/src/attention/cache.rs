@@ -1,8 +1,9 @@
-//! What attention has seen of one text in one layer: keys and values in pages of sixteen positions, in the memory of the
-//! device that made them.
+//! [`KeyValues`]: the key-value cache of one text in one attention layer, in pages of sixteen positions, on the device
+//! of the activations that it was filled from.
 //!
-//! Pages are shared: a copy of a cache (a beam, a conversation that continues) costs a pointer per page until one of both
-//! writes. Pages that a sliding window has left behind are released, so that such a layer's memory is bounded.
+//! Pages are shared: a copy of a cache (a beam, a conversation that continues) costs one pointer per page until one of
+//! the two writes. Pages that a sliding window has left behind are released, so that the memory of such a layer is
+//! bounded.
 use super::Heads;
 use crate::activation::{Activation, LANES, Number, Pool, convert_at};
 use crate::spans::Window;
@@ -10,18 +11,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tunesmith_device::{Array, Device, memory};
 
-/// A vector's worth of floats, on a cache line of its own.
+/// Sixteen floats, aligned to a cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Line([f32; LANES]);
 
-/// Sixteen positions, where the activations are that they came from.
+/// The keys and values of sixteen positions.
 #[derive(Debug)]
 pub(super) enum Page {
     /// Keys `[kv head][head_dim][16 positions]`, then values `[kv head][16 positions][v_head_dim, filled up to whole lines]`.
     Cpu(Vec<Line>),
-    /// Keys `[16 positions][kv head][head_dim]`, then values `[16 positions][kv head][v_head_dim]`, on a GPU: bytes of
-    /// numbers of that type, the type of the activations that they came from.
+    /// On a GPU: keys `[16 positions][kv head][head_dim]`, then values `[16 positions][kv head][v_head_dim]`, as bytes
+    /// of numbers of that type, which is the type of the activations that they came from.
     Gpu(Array<u8>, Number),
 }
 
@@ -35,7 +36,7 @@ impl Clone for Page {
 }
 
 impl Page {
-    /// Of zeros, where the memory budget has room for it ([`memory::admit`]).
+    /// A page of zeros on the CPU, if the memory budget has room for it ([`memory::admit`]).
     fn new(lines: usize) -> Self {
         memory::admit(Device::Cpu, lines * size_of::<Line>(), || Self::Cpu(vec![Line([0.0; LANES]); lines]))
     }
@@ -58,7 +59,7 @@ impl Page {
         unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LANES) }
     }
 
-    /// Where it is on a GPU, and the type of its numbers.
+    /// The page's address on a GPU, and the type of its numbers.
     fn on_gpu(&self) -> (u64, Number) {
         match self {
             Self::Gpu(bytes, number) => (bytes.view().address(), *number),
@@ -74,19 +75,20 @@ impl Page {
     }
 }
 
-/// One text's keys and values in one layer.
+/// The key-value cache of one text in one layer.
 #[derive(Debug, Clone)]
 pub struct KeyValues {
     heads: Heads,
     window: Option<Window>,
-    /// The front page's number: it holds the positions from `16 first` on.
+    /// The number of the first page that is still kept: it holds the positions from `16 * first` on.
     first: usize,
     pages: VecDeque<Arc<Page>>,
     length: usize,
 }
 
 impl KeyValues {
-    /// Of no positions yet. The number of query heads does not matter. Keys that a `window` has left behind may be given up ([`KeyValues::trim`]).
+    /// An empty cache. `heads.query` does not matter. Positions that a `window` has left behind may be released later
+    /// ([`KeyValues::trim`]).
     pub const fn new(heads: Heads, window: Option<Window>) -> Self {
         Self { heads, window, first: 0, pages: VecDeque::new(), length: 0 }
     }
@@ -96,7 +98,7 @@ impl KeyValues {
         *self = Self::new(self.heads, self.window);
     }
 
-    /// The head counts that it was made for.
+    /// The numbers and sizes of heads that it was made for.
     pub const fn heads(&self) -> Heads {
         self.heads
     }
@@ -111,17 +113,17 @@ impl KeyValues {
         self.length == 0
     }
 
-    /// Bytes of its pages, shared ones included.
+    /// Bytes of its pages, including those that it shares with copies.
     pub fn bytes(&self) -> usize {
         self.pages.iter().map(|page| page.bytes()).sum()
     }
 
-    /// A value's floats in a page of the CPU.
+    /// Floats that one value takes in a page on the CPU: `v_head_dim`, padded to whole cache lines.
     pub(super) const fn value_floats(&self) -> usize {
         self.heads.v_head_dim.next_multiple_of(LANES)
     }
 
-    /// Where a page's values start, wherever it is.
+    /// The place in a page, counted in numbers, at which the values begin (on any device): after the keys.
     pub(super) const fn key_floats(&self) -> usize {
         self.heads.kv * self.heads.head_dim * LANES
     }
@@ -130,28 +132,28 @@ impl KeyValues {
         self.key_floats() + self.heads.kv * LANES * self.value_floats()
     }
 
-    /// The page with that number, if it is still kept.
+    /// Page `number`, unless it was released.
     pub(super) fn page(&self, number: usize) -> Option<&Page> {
         self.pages.get(number.checked_sub(self.first)?).map(|page| &**page)
     }
 
-    /// Whether it keeps the page with that number.
+    /// Whether page `number` is still kept.
     pub(super) fn keeps(&self, number: usize) -> bool {
         self.page(number).is_some()
     }
 
-    /// Where the page with that number is on a GPU.
+    /// The address of page `number` on a GPU; 0 if it was released.
     pub(super) fn address(&self, number: usize) -> u64 {
         self.page(number).map_or(0, |page| page.on_gpu().0)
     }
 
-    /// The type of the numbers that it has on a GPU.
+    /// The number type of its pages on a GPU; `None` while it is empty.
     pub(super) fn number(&self) -> Option<Number> {
         self.pages.back().map(|page| page.on_gpu().1)
     }
 
-    /// Appends tokens `start..start + count` of `k [tokens, kv * head_dim]` and `v [tokens, kv * v_head_dim]`. Nothing is
-    /// given up yet.
+    /// Appends the tokens `start..start + count` of `k [tokens, kv * head_dim]` and `v [tokens, kv * v_head_dim]`.
+    /// Releases no page.
     pub fn append(&mut self, k: &Activation, v: &Activation, start: usize, count: usize) {
         let Heads { kv, head_dim, v_head_dim, .. } = self.heads;
         assert_eq!((k.features(), v.features()), (kv * head_dim, kv * v_head_dim), "keys and values of all heads");
@@ -211,7 +213,7 @@ impl KeyValues {
             let values = self.key_floats();
             let Some(page) = self.pages.back_mut() else { return };
             let page = Arc::make_mut(page).on_gpu();
-            // As many as fit into the page: rows of the activations are rows of the page.
+            // As many tokens as fit into the page: its rows have the layout of the activations' rows.
             let more = (end - token).min(LANES - lane);
             for (act, at) in [(k, 0), (v, values)] {
                 let (from, width) = ((act.address(), act.number()), act.features());
@@ -222,7 +224,7 @@ impl KeyValues {
         }
     }
 
-    /// Gives up the pages that no later query sees.
+    /// Releases the pages that no later query sees because the window has left them behind.
     pub fn trim(&mut self) {
         let Some(window) = self.window else { return };
         let first = window.first(self.length) / LANES;
@@ -232,7 +234,8 @@ impl KeyValues {
         }
     }
 
-    /// Goes back to the first `length` positions; says whether it can: what a window has given up they may need.
+    /// Shortens the cache to its first `length` positions. Returns `false`, and changes nothing, if a query there may
+    /// need pages that were released.
     pub fn truncate(&mut self, length: usize) -> bool {
         if length >= self.length {
             return true;
@@ -246,7 +249,8 @@ impl KeyValues {
         true
     }
 
-    /// Writes the keys and values of all positions to tokens `start..` of `k` and `v`; those given up are zero.
+    /// Copies the keys and values of all positions to the tokens from `start` on of `k` and `v`. Released positions
+    /// become zero.
     pub fn write(&self, k: &mut Activation, v: &mut Activation, start: usize) {
         match k.device() {
             Device::Cpu => self.write_cpu(k, v, start),
@@ -288,8 +292,8 @@ impl KeyValues {
         }
     }
 
-    /// Keys `[positions, kv * head_dim]` and values `[positions, kv * v_head_dim]` of several texts, end to end, in a pool of
-    /// the device where they are.
+    /// Concatenates several texts: keys `[positions, kv * head_dim]` and values `[positions, kv * v_head_dim]`, in a
+    /// `pool` on the device of the caches.
     pub fn concat(pool: &Arc<Pool>, texts: &[&Self]) -> (Activation, Activation) {
         let widths = |text: &&Self| (text.heads.kv * text.heads.head_dim, text.heads.kv * text.heads.v_head_dim);
         let (keys, values) = texts.first().map_or((0, 0), widths);

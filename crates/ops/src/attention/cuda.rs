@@ -1,8 +1,9 @@
-//! Attention on a GPU: which tiles of queries and keys there are, and who sees whom, as the kernels read it.
+//! Attention on a GPU: cuts queries and keys into tiles, writes down which query sees which keys, and launches the
+//! kernels.
 //!
 //! 16-bit activations whose heads have a multiple of 16 features, up to 256, take the kernels with tensor cores
-//! (`mma.rs`). Others take those that multiply in float32: float32 itself, larger and odd heads, scales that are not
-//! positive. So does the newest token of each text, whose time is that of reading its cache.
+//! (`mma.rs`). All others take the kernels that multiply in float32: float32 activations, larger and odd heads, and
+//! scales that are not positive. So does [`decode`](super::decode), whose time is that of reading the cache.
 use super::mma::{Class, Launch};
 use super::{Heads, KeyValues, Saved, Scores};
 use crate::activation::{Activation, LANES};
@@ -16,18 +17,19 @@ static HEADERS: [Header; 2] = [("simt.cuh", include_str!("simt.cuh")), ("tiles.c
 static KERNELS: Typed = Typed::new("attention", include_str!("attention.cu")).with_headers(&HEADERS);
 static BACKWARD: Typed = Typed::new("attention_backward", include_str!("attention_backward.cu")).with_headers(&HEADERS);
 
-/// Queries of a tile, without tensor cores.
+/// Queries of a tile in the kernels without tensor cores.
 const QUERIES: usize = 64;
-/// Threads in each direction of a block: query heads that a block of the decoding kernel takes.
+/// Threads in each direction of a block. It is also the number of query heads that a block of the decoding kernel
+/// takes.
 const SIDE: usize = 16;
 
-/// What kernels of one name are made for: so many features of a head are summed at once, others by other blocks.
+/// Kernels that sum up to `features` features of a head at once. Heads with more features are divided among blocks.
 struct Width {
     features: usize,
     forward: &'static str,
     backward_queries: &'static str,
     backward_keys: &'static str,
-    /// Keys of a tile of the last one.
+    /// Keys of a tile of the kernel `backward_keys`.
     keys: usize,
 }
 
@@ -56,28 +58,28 @@ static WIDTHS: [Width; 3] = [
 ];
 
 impl Width {
-    /// The narrowest that sums so many features at once, or the widest there is.
+    /// The kernels for the narrowest width that holds so many features, or else for the widest.
     fn of(features: usize) -> &'static Self {
         let [.., widest] = &WIDTHS;
         WIDTHS.iter().find(|width| width.features >= features).unwrap_or(widest)
     }
 
-    /// The forward pass of so many tiles of queries.
+    /// How to launch the forward pass for that many tiles of queries.
     fn forward(&self, source: &'static Source, tiles: usize, heads: Heads) -> Launch {
         (source, self.forward, self.grid(tiles, heads.query, heads.v_head_dim))
     }
 
-    /// dq of so many tiles of queries.
+    /// How to launch the gradient of the queries for that many tiles of queries.
     fn backward_queries(&self, source: &'static Source, tiles: usize, heads: Heads) -> Launch {
         (source, self.backward_queries, self.grid(tiles, heads.query, heads.head_dim))
     }
 
-    /// dk and dv of so many tiles of keys.
+    /// How to launch the gradients of keys and values for that many tiles of keys.
     fn backward_keys(&self, source: &'static Source, tiles: usize, heads: Heads) -> Launch {
         (source, self.backward_keys, self.grid(tiles, heads.kv, heads.head_dim.max(heads.v_head_dim)))
     }
 
-    /// A block for each tile, head, and part of so many features.
+    /// A grid with one block for each tile, each head, and each part of the features of a head.
     fn grid(&self, tiles: usize, heads: usize, features: usize) -> Grid {
         let mut grid = Grid::blocks(tiles);
         grid.blocks[1] = heads as u32;
@@ -86,7 +88,7 @@ impl Width {
     }
 }
 
-/// Which keys each row sees, counted from the first of its sequence, and tiles of queries, all on the GPU.
+/// Which keys each row sees, counted from the first key of its sequence, and the tiles of queries; all on the GPU.
 struct Seen {
     first: Array<u32>,
     /// One past the last key; zero for a row that is no query.
@@ -96,7 +98,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// In tiles of `size` queries.
+    /// With tiles of `size` queries each.
     fn new(device: Device, spans: &[Span], window: Option<Window>, rows: usize, size: usize) -> Self {
         let (mut first, mut end) = (vec![0; rows], vec![0; rows]);
         let mut tiles: Vec<[u32; 5]> = Vec::new();
@@ -105,7 +107,7 @@ impl Seen {
             for start in (0..visibility.queries()).step_by(size) {
                 let queries = start..visibility.queries().min(start + size);
                 let mut any = visibility.keys_of(start);
-                // Counting needs the tiles' number only.
+                // An imaginary GPU that only counts memory needs only the number of tiles.
                 let each = if device.only_counts() { 0..0 } else { queries.clone() };
                 for query in each {
                     let (seen, row) = (visibility.keys_of(query), span.query_start + query);
@@ -116,14 +118,14 @@ impl Seen {
                 tiles.push(place.map(|number| number as u32));
             }
         }
-        // The longest first, so that the last ones to finish are short.
+        // The longest first, so that the tiles that finish last are short.
         tiles.sort_by_key(|[.., from, to]| Reverse(to - from));
         let of = |numbers: &[u32]| cuda::upload(device, numbers);
         Self { first: of(&first), end: of(&end), tiles: of(tiles.as_flattened()), count: tiles.len() }
     }
 }
 
-/// Tiles of so many keys, each with the queries that may see some of them.
+/// Tiles of `keys` keys, each with the range of queries that may see some of them.
 fn key_tiles(spans: &[Span], window: Option<Window>, keys: usize) -> Vec<[u32; 6]> {
     let mut tiles: Vec<[u32; 6]> = Vec::new();
     for span in spans {
@@ -138,15 +140,15 @@ fn key_tiles(spans: &[Span], window: Option<Window>, keys: usize) -> Vec<[u32; 6
     tiles
 }
 
-/// The numbers with which every kernel's arguments end.
+/// The numbers at the end of every kernel's arguments: head counts, head sizes, scale and soft cap.
 fn numbers(heads: Heads, how: Scores) -> [Arg; 6] {
     let [query, kv, head_dim, v_head_dim] =
         [heads.query, heads.kv, heads.head_dim, heads.v_head_dim].map(|number| (number as u32).into());
-    // No cap is 0.
+    // 0 stands for no soft cap.
     [query, kv, head_dim, v_head_dim, how.scale.into(), how.softcap.unwrap_or(0.0).into()]
 }
 
-/// [`super::forward`], whose checks have passed.
+/// [`super::forward`], which has checked the arguments.
 pub(super) fn forward(
     q: &Activation,
     k: &Activation,
@@ -174,7 +176,7 @@ pub(super) fn forward(
     (o, lse)
 }
 
-/// [`super::backward`], whose checks have passed.
+/// [`super::backward`], which has checked the arguments.
 pub(super) fn backward(
     saved: Saved<'_>,
     d_o: &Activation,
@@ -194,7 +196,7 @@ pub(super) fn backward(
     let (sums, gradients) = (KERNELS.of(q.number()), BACKWARD.same(&[q, k, v, o, d_o]));
     let launch = |source, name, grid, args: &[Arg]| cuda::launch(device, source, name, grid, args);
 
-    // A warp each.
+    // One warp for each sum.
     let args = [o.into(), d_o.into(), (&mut delta).into(), Arg::count(count), (heads.v_head_dim as u32).into()];
     launch(sums, "attention_delta", Grid::items(count * 32), &args);
 
@@ -223,7 +225,7 @@ pub(super) fn backward(
     (dq, dk, dv)
 }
 
-/// [`super::decode`], whose checks have passed.
+/// [`super::decode`], which has checked the arguments.
 pub(super) fn decode(
     q: &Activation,
     queries: &[(&KeyValues, usize)],
@@ -243,7 +245,7 @@ pub(super) fn decode(
     let pages = cuda::upload(q.device(), &pages);
     let texts = cuda::upload(q.device(), texts.as_flattened());
     let parts = (heads.query / heads.kv).div_ceil(SIDE);
-    // The widest of all: few features leave registers unused, not work undone.
+    // The widest kernel for all heads: with few features, registers stay unused, but no work is wasted.
     let [.., widest] = &WIDTHS;
     let grid = widest.grid(queries.len(), heads.kv * parts, heads.v_head_dim);
     let sinks = sinks.map_or(Arg::NULL, Arg::from);

@@ -1,4 +1,4 @@
-//! Attention on tensor cores: which shapes take it, in tiles of which sizes.
+//! Attention on a GPU's tensor cores: which head sizes can use it, and the tile sizes of its kernels.
 use super::{Heads, Scores};
 use crate::activation::{Activation, Number};
 use crate::cuda::{Grid, Header, Source, Typed};
@@ -11,29 +11,29 @@ static HEADERS: [Header; 5] = [
     ("mma_backward.cuh", include_str!("mma_backward.cuh")),
 ];
 
-/// Threads of a block.
+/// Threads of a block: four warps.
 const THREADS: u32 = 128;
 
-/// Rows that a block's four warps take at once, 16 each.
+/// Rows that the four warps of a block process at once, 16 each.
 const ROWS: usize = 64;
 
-/// Kernels for heads of up to so many features. They take float16 and bfloat16.
+/// The kernels for heads of up to `head_dim` and `v_head_dim` features, in float16 or bfloat16.
 #[derive(Debug)]
 pub(super) struct Class {
     head_dim: usize,
     v_head_dim: usize,
     source: Typed,
     names: [&'static str; 3],
-    /// Queries of a tile of the forward pass and of dq.
+    /// Queries of a tile, in the forward pass and in the gradient of the queries.
     pub(super) queries: usize,
-    /// Keys that a block of the forward pass, and one of dq, has at once.
+    /// Keys that a block holds at once: in the forward pass, and in the gradient of the queries.
     forward_keys: usize,
     backward_keys: usize,
-    /// Keys of a tile of dk and dv.
+    /// Keys of a tile, in the gradients of keys and values.
     pub(super) keys: usize,
-    /// Queries that such a block has at once.
+    /// Queries that a block of these gradients holds at once.
     backward_queries: usize,
-    /// Blocks of such a tile: one for both gradients, or one for each.
+    /// Blocks for each such tile: one for both gradients, or one for each.
     parts: u32,
 }
 
@@ -53,7 +53,8 @@ macro_rules! class {
     };
 }
 
-/// As the `.cu` files say. A block has at most 99 KiB of shared memory, which every GPU from compute capability 8.0 on gives.
+/// The same sizes as in the `.cu` files. A block has at most 99 KiB of shared memory, which every GPU of compute
+/// capability 8.0 or later has.
 #[rustfmt::skip]
 static CLASSES: [Class; 6] = [
     class!("64", [64, 64], queries: 2 * ROWS, forward_keys: 64, backward_keys: 32, keys: 2 * ROWS, backward_queries: 32, parts: 1),
@@ -64,38 +65,39 @@ static CLASSES: [Class; 6] = [
     class!("256", [256, 256], queries: ROWS, forward_keys: 32, backward_keys: 16, keys: ROWS, backward_queries: 16, parts: 2),
 ];
 
-/// Bytes from one row of a tile to the next: what `Tile` says in `mma_tiles.cuh`.
+/// Bytes from one row of a tile to the next, as `Tile` in `mma_tiles.cuh` has them: padded unless the row has a
+/// multiple of 64 features.
 const fn pitch(features: usize) -> usize {
     if features.is_multiple_of(64) { 2 * features } else { 2 * features + 16 }
 }
 
-/// A kernel, and how many blocks run it.
+/// A kernel: its source, its name, and how many blocks run it.
 pub(super) type Launch = (&'static Source, &'static str, Grid);
 
 impl Class {
-    /// The kernels for these 16-bit activations; none where others have to be taken.
+    /// The kernels for these activations and heads; `None` if the kernels without tensor cores have to be used.
     pub(super) fn of(operands: &[&Activation], heads: Heads, how: Scores) -> Option<&'static Self> {
-        // Copies have 16 bytes.
+        // Asynchronous copies move 16 bytes at a time, so operands have to be aligned to that.
         let aligned = |operand: &&Activation| operand.number() != Number::F32 && operand.address().is_multiple_of(16);
         if operands.iter().all(aligned) { Self::of_shape(heads, how) } else { None }
     }
 
-    /// The kernels for heads of these sizes.
+    /// The kernels for heads of these sizes; `None` if no class fits.
     fn of_shape(heads: Heads, how: Scores) -> Option<&'static Self> {
         let whole = |features: usize| features > 0 && features.is_multiple_of(16);
-        // The running maximum is one of products before they are scaled.
+        // The kernels keep the running maximum of products before they are scaled, so the scale has to be positive.
         if !whole(heads.head_dim) || !whole(heads.v_head_dim) || how.scale.is_nan() || how.scale <= 0.0 {
             return None;
         }
         CLASSES.iter().find(|class| class.head_dim >= heads.head_dim && class.v_head_dim >= heads.v_head_dim)
     }
 
-    /// Bytes of a key and a value, or of a query and the gradient of its output.
+    /// Bytes of one row of keys and one of values, or of queries and output gradients, in shared memory.
     const fn pair(&self) -> usize {
         pitch(self.head_dim) + pitch(self.v_head_dim)
     }
 
-    /// Bytes of a block's shared memory, for each of the three kernels.
+    /// Bytes of shared memory of a block, for each of the three kernels.
     const fn shared(&self) -> [usize; 3] {
         [
             self.queries * pitch(self.head_dim) + self.forward_keys * self.pair(),
@@ -110,17 +112,17 @@ impl Class {
         (self.source.of(number), self.names[which], grid)
     }
 
-    /// The forward pass of so many tiles of queries.
+    /// How to launch the forward pass for that many tiles of queries.
     pub(super) fn forward(&'static self, number: Number, tiles: usize, heads: Heads) -> Launch {
         self.launch(0, number, [tiles, heads.query, 1])
     }
 
-    /// dq of so many tiles of queries.
+    /// How to launch the gradient of the queries for that many tiles of queries.
     pub(super) fn backward_queries(&'static self, number: Number, tiles: usize, heads: Heads) -> Launch {
         self.launch(1, number, [tiles, heads.query, 1])
     }
 
-    /// dk and dv of so many tiles of keys.
+    /// How to launch the gradients of keys and values for that many tiles of keys.
     pub(super) fn backward_keys(&'static self, number: Number, tiles: usize, heads: Heads) -> Launch {
         self.launch(2, number, [tiles, heads.kv, self.parts as usize])
     }

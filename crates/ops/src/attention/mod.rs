@@ -1,4 +1,5 @@
-//! Softmax attention over padding-free sequences, forward, backward, and one token at a time ([`decode`]).
+//! Softmax attention over padding-free sequences: [`forward`], [`backward`], and generation with a cache, one token at
+//! a time ([`decode`]).
 //!
 //! For a query q at position i of a sequence and one of its heads:
 //!
@@ -8,12 +9,13 @@
 //! o    = sum over j of exp(s[j] - lse) * v[j]
 //! ```
 //!
-//! Without a soft cap `cap` is the identity; without a sink `exp(sink)` is 0. Which keys a query sees is said by the
-//! causal rule, by a layer's [`Window`], or by ranges that a [`Span`] carries. `query / kv` query heads in a row share a
-//! key/value head. Heads may have any sizes; those up to 512 are tested. Queries may be a subset of the tokens: the last
-//! block needs only the rows that carry a loss.
+//! Without a soft cap `cap` is the identity; without a sink `exp(sink)` is 0. Which keys a query sees follows from the
+//! causal rule, from a layer's [`Window`], or from the ranges that a [`Span`] carries. Each key/value head serves
+//! `query / kv` successive query heads (grouped-query attention). Heads may have any sizes; those up to 512 are tested.
+//! Queries may be a subset of the tokens: the last block needs only the rows that carry a loss.
 //!
-//! On a CPU with `AVX512_BF16`, operands are rounded to bfloat16 where the pool's products are; the new tokens of [`decode`] never are.
+//! On a CPU with `AVX512_BF16`, operands are rounded to bfloat16 if the pool of the activations says so
+//! ([`Pool::set_products`](crate::activation::Pool::set_products)); [`decode`] never rounds them.
 //!
 //! On a GPU, tensor cores multiply 16-bit activations whose keys and values both have a multiple of 16 features, up to 256.
 //! Weights are then rounded to 16 bits, and sums are in float32. All other shapes, float32, and the new tokens of [`decode`]
@@ -36,7 +38,7 @@ pub use cache::KeyValues;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// Numbers of heads and their sizes.
+/// The numbers of heads, and their sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
     /// The number of query heads.
@@ -61,18 +63,18 @@ impl Heads {
     }
 }
 
-/// How scores are made, and which keys a query sees unless its [`Span`] carries ranges.
+/// How scores are computed, and which keys a query sees unless its [`Span`] carries ranges.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scores {
-    /// The factor on the products of queries and keys.
+    /// What the products of queries and keys are multiplied by, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Then scores become `cap * tanh(score / cap)`. Gemma 2. Sinks do not.
+    /// If set, scores become `cap * tanh(score / cap)`, as in Gemma 2. Sinks are not capped.
     pub softcap: Option<f32>,
-    /// With `None`, the query at position i sees the keys `0..=i`.
+    /// The layer's window. With `None`, the query at position i sees the keys `0..=i`.
     pub window: Option<Window>,
 }
 
-/// What [`forward`] took and returned.
+/// The operands and results of [`forward`], which [`backward`] needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Saved<'a> {
     /// Queries `[rows, query heads * head_dim]`.
@@ -81,18 +83,18 @@ pub struct Saved<'a> {
     pub k: &'a Activation,
     /// Values `[tokens, kv heads * v_head_dim]`.
     pub v: &'a Activation,
-    /// The sink's logit of each head, `[query heads]`; `None` without sinks.
+    /// Each query head's sink logit, `[query heads]`; `None` without sinks.
     pub sinks: Option<Floats<'a>>,
-    /// The mixed values `[rows, query heads * v_head_dim]`.
+    /// The outputs of [`forward`], `[rows, query heads * v_head_dim]`.
     pub o: &'a Activation,
     /// The logarithm of the softmax's denominator, sink included: `[rows, query heads]`.
     pub lse: &'a Activation,
 }
 
 /// Attention of `q [rows, query heads * head_dim]` over `k [tokens, kv heads * head_dim]` and
-/// `v [tokens, kv heads * v_head_dim]`. `sinks [query heads]` join the softmax's denominators only (gpt-oss).
+/// `v [tokens, kv heads * v_head_dim]`. `sinks [query heads]` only enter the softmax's denominators (gpt-oss).
 ///
-/// Returns the mixed values `[rows, query heads * v_head_dim]` and the log-sum-exp `[rows, query heads]`.
+/// Returns the outputs `[rows, query heads * v_head_dim]` and the log-sum-exp `[rows, query heads]`.
 ///
 /// # Panics
 /// If shapes, spans or ranges do not fit.
@@ -116,8 +118,8 @@ pub fn forward(
     }
 }
 
-/// The gradients `(dq, dk, dv)` of [`forward`] from `d_o`, the gradient of its first result `o`. That of the sinks,
-/// `[query heads]`, is added to `d_sinks`.
+/// The gradients `(dq, dk, dv)` of [`forward`], from `d_o`, the gradient of its first result. Adds the gradient of the
+/// sinks, `[query heads]`, to `d_sinks` if given.
 ///
 /// # Panics
 /// As [`forward`], if two sequences share keys, or if the gradient of sinks is asked for where there are none.
@@ -147,13 +149,14 @@ pub fn backward(
     }
 }
 
-/// Attention of `q [queries, query heads * head_dim]`, each over the cache of its text: `queries` has that and the query's
-/// position, which the cache holds too, as it may hold later ones. A query sees its cache by the causal rule and the window.
-/// Returns the mixed values `[queries, query heads * v_head_dim]`: those of [`forward`] to the last bit, or where that takes
-/// tensor cores (16-bit activations on a GPU, heads with a multiple of 16 features up to 256) within what these round.
+/// Attention of single queries `q [queries, query heads * head_dim]`, each over the cache of its own text. `queries`
+/// has each query's cache and position. The cache holds that position too, and may hold later ones, which the causal
+/// rule and the window hide. Returns the outputs `[queries, query heads * v_head_dim]`. They equal those of [`forward`]
+/// to the last bit, except where that uses tensor cores (16-bit activations on a GPU, heads with a multiple of 16
+/// features up to 256): there they differ by its rounding.
 ///
 /// # Panics
-/// If shapes do not fit, or a cache lacks a position or has given up what it sees.
+/// If shapes do not fit, or a cache lacks a query's position or has released a position that the query sees.
 pub fn decode(
     q: &Activation,
     queries: &[(&KeyValues, usize)],
@@ -177,11 +180,11 @@ pub fn decode(
     }
 }
 
-/// As [`decode`] of one query, whose features are `q [query heads * head_dim, 1]` ([`Activation::to_vector`]), on the CPU. Returns as such a
-/// vector the mixed values, `[query heads * v_head_dim, 1]`.
+/// As [`decode`] for one query on the CPU, whose features are the vector `q [query heads * head_dim, 1]`
+/// ([`Activation::to_vector`]). Returns a vector too: `[query heads * v_head_dim, 1]`.
 ///
 /// # Panics
-/// As there, or on another device.
+/// As [`decode`], or if the device is not the CPU.
 pub fn decode_vector(
     q: &Activation,
     (cache, position): (&KeyValues, usize),
@@ -203,8 +206,8 @@ fn check_heads(heads: Heads, sinks: Option<Floats<'_>>) {
     assert!(sinks.is_none_or(|sinks| sinks.len() == heads.query), "a sink for each query head");
 }
 
-/// Checks shapes and spans before any pointer is made of them. What tasks read lies within the operands. What one task
-/// writes no other does, for no row is a query of two spans.
+/// Checks shapes and spans before any pointer is made of them. Afterwards every task reads within the operands, and no
+/// two tasks write to the same place, because no row is a query of two spans.
 fn check(q: &Activation, k: &Activation, v: &Activation, sinks: Option<Floats<'_>>, spans: &[Span], heads: Heads) {
     check_heads(heads, sinks);
     assert_eq!(q.features(), heads.query * heads.head_dim, "q holds the query heads");

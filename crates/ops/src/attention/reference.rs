@@ -1,4 +1,4 @@
-//! The definition on row-major f64: each score, a dense mask, a softmax.
+//! The definition for tests, on row-major f64: each score, a dense mask, a softmax.
 use super::{Heads, Scores};
 use crate::spans::{Span, Window};
 
@@ -25,7 +25,7 @@ fn sees(span: &Span, query: usize, j: usize, window: Option<Window>) -> bool {
         }
 }
 
-/// The mixed values `[rows, query heads * v_head_dim]` and the log-sum-exp `[rows, query heads]`.
+/// The outputs `[rows, query heads * v_head_dim]` and the log-sum-exp `[rows, query heads]`.
 pub(super) fn forward(operands: &Operands, spans: &[Span], heads: Heads, how: Scores) -> (Vec<f64>, Vec<f64>) {
     let Operands { q, k, v, sinks } = operands;
     let Heads { query: query_heads, kv: kv_heads, head_dim, v_head_dim } = heads;

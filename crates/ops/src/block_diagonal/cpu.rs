@@ -1,4 +1,5 @@
-//! Tiles of the matrix products, a task a panel; for the gradient a task a block.
+//! The products on the CPU, with the tiles of the matrix products. One task computes one panel, or the gradient of one
+//! block.
 use super::Diagonal;
 use crate::activation::{Activation, LANES};
 use crate::gemm::cpu::{tile, tile_rows, with_tile};
@@ -23,7 +24,7 @@ struct Job {
 // has.
 unsafe impl Sync for Job {}
 
-/// `ROWS` features of a block, from `first` on.
+/// Computes `ROWS` output features of a block, from feature `first` of the block on.
 ///
 /// # Safety
 /// The features of `S`; `first + ROWS <= job.size`. `matrix` holds `size * size` floats, `x` and `out` `size` vectors
@@ -99,7 +100,7 @@ struct OuterJob {
 // has.
 unsafe impl Sync for OuterJob {}
 
-/// `COLS` columns of a row of a block's gradient.
+/// Computes `COLS` numbers of one row of a block's gradient, from column `first` on.
 ///
 /// # Safety
 /// The features of `S`; `row` and `first + COLS - 1` are below `job.size`, `block` is one of `x`, `d` and `out`, and no
@@ -123,7 +124,7 @@ unsafe fn sums<S: Simd, const COLS: usize>(job: &OuterJob, block: usize, row: us
         for (index, sum) in acc.iter().enumerate() {
             let mut lanes = [0.0f32; LANES];
             S::store(lanes.as_mut_ptr(), *sum);
-            // Lanes without a token may hold anything.
+            // Lanes without a token may hold anything, so they are left out.
             for (lane, value) in lanes.iter_mut().enumerate().take(rest) {
                 let at = whole * job.stride + lane;
                 *value += *x.add(at) * *d.add(at + index * LANES);

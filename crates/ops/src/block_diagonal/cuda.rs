@@ -1,4 +1,4 @@
-//! Products with a block-diagonal matrix in a GPU's memory.
+//! Products with a block-diagonal matrix on a GPU.
 use super::Diagonal;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

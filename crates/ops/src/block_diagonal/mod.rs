@@ -1,5 +1,6 @@
-//! Products with a block-diagonal matrix D. Each block of a token's features, a row, is multiplied by a matrix of its
-//! own, `out[t, b] = x[t, b] D_b`: the rotations of OFT (Qiu et al., 2023, <https://arxiv.org/abs/2306.07280>).
+//! Products with a block-diagonal matrix D, for the rotations of OFT (Qiu et al., 2023,
+//! <https://arxiv.org/abs/2306.07280>): each block of a token's features, as a row vector, is multiplied by its own
+//! matrix, `out[t, b] = x[t, b] D_b`.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -26,8 +27,8 @@ impl Diagonal<'_> {
     }
 }
 
-/// `out = x D` or, `transposed`, `x D^T`, in addition to what `out` holds if `adds`. `x` and `out` are
-/// `[tokens, features]`. The last matrix counts for all further blocks.
+/// `out = x D`, or `out = x D^T` if `transposed`; with `adds`, the product is added to what `out` holds. `x` and `out`
+/// are `[tokens, features]`. If there are fewer matrices than blocks, the last matrix serves all further blocks.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -42,8 +43,8 @@ pub fn times(diagonal: Diagonal<'_>, x: &Activation, transposed: bool, out: &mut
     }
 }
 
-/// The gradients of the matrices of blocks of `size`, `sum_t x[t, b]^T d[t, b]` of each: `[features / size, size, size]`.
-/// `x` and `d` are `[tokens, features]`. Zeros on the meta device.
+/// The gradient of each block's matrix, `sum_t x[t, b]^T d[t, b]`: `[features / size, size, size]` on the host, for
+/// blocks of `size` features. `x` and `d` are `[tokens, features]`. Zeros on the meta device.
 ///
 /// # Panics
 /// If the shapes do not fit.

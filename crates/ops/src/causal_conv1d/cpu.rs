@@ -1,7 +1,9 @@
-//! A task is a panel of tokens. For the weights' gradients, a task is some channels, each of which adds up all tokens.
+//! The convolution on the CPU. One task computes one panel of tokens. For the weights' gradient, one task takes some
+//! channels, and sums each over all tokens.
 //!
-//! A channel's sixteen tokens are a vector; the tokens `j` before (or after) them are a vector too, read across the end of the
-//! next panel. Taps outside of the token's sequence are multiplied by zero.
+//! The sixteen tokens of a channel are a vector. The tokens `j` before (or after) them are a vector too: it is read
+//! from a copy of two neighbouring panels, across their border. Taps outside of the token's sequence are multiplied by
+//! zero.
 use super::{Conv, MAX_KERNEL};
 use crate::activation::{Activation, LANES};
 use crate::floats::Floats;
@@ -10,17 +12,18 @@ use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// Channels of a task of [`weight_backward`], and whose tokens are laid out at once: a vector across the end of a panel is read
-/// when what was written of it has reached the cache.
+/// How many channels a task of [`weight_backward`] takes, and how many are laid out at once. A load that crosses the
+/// border of two panels has to wait until what was written on both sides has reached the cache: other channels are laid
+/// out meanwhile.
 const CHANNELS: usize = 32;
 
-/// A channel's tokens in two panels.
+/// The tokens of one channel in two neighbouring panels.
 type Tokens = [f32; 2 * LANES];
 
-/// 1 where a tap counts, else 0: `[taps][16 tokens]`.
+/// `[taps][16 tokens]`: 1 where a tap counts, 0 where it lies outside of the token's sequence.
 type Masks = [[f32; LANES]; MAX_KERNEL];
 
-/// Of the tokens of a panel, as they take from tokens before them.
+/// The masks for a panel's tokens that read the tokens before them (the forward pass).
 fn masks_before(kernel: usize, panel: usize, positions: &[u32]) -> Masks {
     let mut masks = [[0.0; LANES]; MAX_KERNEL];
     for (lane, &position) in positions.iter().skip(panel * LANES).take(LANES).enumerate() {
@@ -31,7 +34,7 @@ fn masks_before(kernel: usize, panel: usize, positions: &[u32]) -> Masks {
     masks
 }
 
-/// Of the tokens of a panel, as tokens after them take from these.
+/// The masks for a panel's tokens that are read by the tokens after them (the gradient of the input).
 fn masks_after(kernel: usize, panel: usize, positions: &[u32]) -> Masks {
     let mut masks = [[0.0; LANES]; MAX_KERNEL];
     for lane in 0..LANES.min(positions.len() - panel * LANES) {
@@ -45,7 +48,7 @@ fn masks_after(kernel: usize, panel: usize, positions: &[u32]) -> Masks {
 
 /// What the kernels read of one panel.
 struct Panel<'a> {
-    /// `[channels][16]`, and of the panel beside it, where there is one.
+    /// The panel `[channels][16]`, and its neighbour if there is one.
     here: &'a [f32],
     beside: Option<&'a [f32]>,
     weight: &'a [f32],
@@ -53,7 +56,7 @@ struct Panel<'a> {
     masks: &'a Masks,
 }
 
-/// Some channels' tokens in two panels, from channel `first` on; those of a panel that is not there are zeros.
+/// Copies some channels' tokens of two panels side by side, from channel `first` on. A missing panel counts as zeros.
 ///
 /// # Safety
 /// The features of `S`; panels that are there have the channels.
@@ -70,7 +73,7 @@ unsafe fn lay_out<S: Simd>(panels: [Option<&[f32]>; 2], first: usize, tokens: &m
     }
 }
 
-/// `z` of a channel, from its tokens in the panel before and this one.
+/// The convolution `z` of one channel, from its tokens in the previous panel and this one.
 ///
 /// # Safety
 /// The features of `S`; `panel` has `channel`.
@@ -134,7 +137,7 @@ dispatch! {
     fn silu_panel = silu_kernel(panel: &Panel<'_>, bias: Option<&[f32]>, dz: *mut f32, channels: usize);
 }
 
-/// The gradient of `x` in a panel of which `dz` is at hand, and that of the panel after it.
+/// The gradient of `x` in a panel, from `dz` of that panel and of the next one.
 ///
 /// # Safety
 /// The features of `S`; `dx` holds `channels` vectors.
@@ -162,7 +165,7 @@ dispatch! {
     fn input_panel = input_kernel(panel: &Panel<'_>, dx: *mut f32, channels: usize);
 }
 
-/// Runs `task` on each panel of `x` with the panel before it, as [`convolved`] reads them.
+/// Runs `task` on each panel of `x` together with the panel before it, as [`convolved`] reads them.
 fn each_panel(
     weight: &[f32],
     kernel: usize,
@@ -188,7 +191,7 @@ pub(super) fn forward(conv: Conv<'_>, kernel: usize, x: &Activation, positions: 
     });
 }
 
-/// Turns the gradient of `y` into that of `z`.
+/// Turns the gradient of `y` into that of `z`, in place: the backward pass of SiLU.
 pub(super) fn silu_backward(conv: Conv<'_>, kernel: usize, x: &Activation, positions: &[u32], dz: &mut Activation) {
     let (channels, bias) = (x.features(), conv.bias.map(Floats::cpu_slice));
     each_panel(conv.weight.cpu_slice(), kernel, x, positions, dz, |panel, dz| {

@@ -1,4 +1,4 @@
-//! The convolution in a GPU's memory.
+//! The convolution on a GPU.
 use super::Conv;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

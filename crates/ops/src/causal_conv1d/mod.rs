@@ -1,8 +1,9 @@
-//! A causal depthwise convolution over the tokens of each sequence, as `causal_conv1d` has it
-//! (<https://github.com/Dao-AILab/causal-conv1d>): `z[t, c] = bias[c] + sum_j weight[c, kernel - 1 - j] x[t - j, c]` over the taps
-//! `j < kernel` whose token `t - j` is in the sequence of `t`; `y = z`, or `silu(z)`.
+//! The short causal depthwise convolution of Mamba 2 and the gated delta rule, over the tokens of each sequence, as
+//! `causal_conv1d` computes it (<https://github.com/Dao-AILab/causal-conv1d>):
+//! `z[t, c] = bias[c] + sum_j weight[c, kernel - 1 - j] x[t - j, c]`, over the taps `j < kernel` whose token `t - j` is
+//! in the sequence of `t`. Then `y = z`, or `y = silu(z)`.
 //!
-//! Tokens before a sequence's first count as zeros, so that rows packed side by side do not see each other.
+//! Tokens before a sequence's first count as zeros, so that packed sequences do not see each other.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -22,16 +23,16 @@ pub const MAX_KERNEL: usize = 16;
 /// The weights of a convolution.
 #[derive(Debug, Clone, Copy)]
 pub struct Conv<'a> {
-    /// `[channels, kernel]`, the last of a channel for the token itself.
+    /// `[channels, kernel]`: the last weight of a channel is for the token itself.
     pub weight: Floats<'a>,
-    /// Added to each channel, `[channels]`; `None`: nothing.
+    /// `[channels]`, added to each channel; `None` for no bias.
     pub bias: Option<Floats<'a>>,
     /// Whether the result is `silu(z)` and not `z`.
     pub silu: bool,
 }
 
 impl Conv<'_> {
-    /// The number of taps, for so many channels.
+    /// The number of taps, for that many channels. Panics if the weights do not fit.
     fn kernel(&self, channels: usize) -> usize {
         let kernel = self.weight.len() / channels.max(1);
         assert_eq!(self.weight.len(), channels * kernel, "a kernel for each channel");
@@ -41,14 +42,15 @@ impl Conv<'_> {
     }
 }
 
-/// Of each token its position in its sequence; the sequences lie end to end.
+/// Each token's position in its sequence. The sequences have to lie end to end.
 fn positions(sequences: &[Range<usize>], tokens: usize) -> Vec<u32> {
     let positions: Vec<u32> = sequences.iter().flat_map(|sequence| 0..sequence.len() as u32).collect();
     assert_eq!(positions.len(), tokens, "each token is in a sequence");
     positions
 }
 
-/// `y [tokens, channels]` of `x [tokens, channels]`, whose sequences are these tokens, end to end.
+/// `y [tokens, channels]` of `x [tokens, channels]`. `sequences` are the token ranges of the sequences, which lie end
+/// to end.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -66,8 +68,8 @@ pub fn forward(conv: Conv<'_>, x: &Activation, sequences: &[Range<usize>]) -> Ac
     out
 }
 
-/// From `dy [tokens, channels]`, the gradient of [`forward`]'s result, to those of `x` and of `z`. Adds that of the weight to
-/// `d_weight [channels, kernel]`, if given; that of the bias is the sum of `dz` over tokens.
+/// The gradients of `x` and `z`, from `dy [tokens, channels]`, the gradient of [`forward`]'s result. Adds the gradient
+/// of the weights to `d_weight [channels, kernel]` if given. The gradient of the bias is the sum of `dz` over tokens.
 ///
 /// # Panics
 /// If the shapes do not fit.

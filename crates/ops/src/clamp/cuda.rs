@@ -1,4 +1,4 @@
-//! Bounds in a GPU's memory.
+//! Clamping on a GPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 

@@ -1,4 +1,4 @@
-//! Numbers held within bounds, `min(max(x, low), high)`, value by value, as `torch.clamp` holds them.
+//! Clamps each value to an interval, `min(max(x, low), high)`, as `torch.clamp` does.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -21,7 +21,8 @@ pub fn forward(x: &Activation, bounds: [f32; 2]) -> Activation {
     y
 }
 
-/// Turns the gradient of [`forward`]'s result into that of `x`: zero where `x` lies beyond a bound. Both are `[tokens, features]`.
+/// Turns the gradient of [`forward`]'s result into that of `x`, in place: it becomes zero where `x` lies beyond a
+/// bound. Both are `[tokens, features]`.
 ///
 /// # Panics
 /// If the shapes differ.

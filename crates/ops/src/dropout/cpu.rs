@@ -1,4 +1,5 @@
-//! A task a panel. The mask's bits come from the row and the feature by two rounds of `mix`.
+//! Dropout on the CPU: one task takes one panel. The bits of the mask come from the row and the feature by two rounds
+//! of `mix`.
 use super::{Dropout, mix};
 use crate::activation::{Activation, LANES};
 use crate::par;
@@ -11,7 +12,7 @@ pub(super) fn apply(dropout: &Dropout<'_>, x: &Activation, out: &mut Activation)
         let from = x.panel(panel);
         let row = |lane: usize| {
             let at = panel * LANES + lane;
-            // Lanes past the last row are padding: any mask will do.
+            // Lanes past the last row are padding: any mask will do for them.
             let token = dropout.rows.map_or(at, |rows| rows.get(at).copied().unwrap_or(at));
             mix(dropout.key.wrapping_add(dropout.first_row + token as u64))
         };

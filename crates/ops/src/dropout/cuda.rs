@@ -1,4 +1,4 @@
-//! Dropout in a GPU's memory, with the CPU's masks.
+//! Dropout on a GPU, with the same masks as on the CPU.
 use super::Dropout;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
@@ -8,7 +8,7 @@ static KERNELS: Typed = Typed::new("dropout", include_str!("dropout.cu"));
 pub(super) fn apply(dropout: &Dropout<'_>, x: &Activation, out: &mut Activation) {
     let (device, tokens, features) = (x.device(), x.tokens(), x.features());
     let rows = dropout.rows.map(|rows| {
-        // As on the CPU, a token past the last row counts as its own number.
+        // As on the CPU, a token past the end of `rows` counts as its own row.
         let row = |token: usize| rows.get(token).copied().unwrap_or(token) as u32;
         cuda::upload(device, &(0..tokens).map(row).collect::<Vec<_>>())
     });

@@ -1,7 +1,7 @@
 //! Dropout: `x / (1 - rate)` where a value is kept, 0 where it is dropped. Srivastava et al., 2014.
 //!
-//! The mask is a function of counters alone (seed, step, module, row, feature): running a segment again, resuming, or
-//! splitting a step into other micro-batches gives the same mask.
+//! The mask depends only on seed, step, module, row and feature, not on the state of a random generator. So activation
+//! checkpointing, resuming, or splitting a step into other micro-batches gives the same mask.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -10,16 +10,16 @@ mod tests;
 use crate::activation::Activation;
 use tunesmith_device::Device;
 
-/// The mask of one module in one step.
+/// The dropout mask of one module in one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout<'a> {
-    /// Probability that a value is dropped, in 0..1.
+    /// The probability that a value is dropped, in 0..1.
     pub rate: f32,
-    /// Mixed from seed, step and module by [`key`].
+    /// Seed, step and module, mixed by [`key`].
     pub key: u64,
-    /// Row number of the first token within the step.
+    /// The number of the first token's row within the step.
     pub first_row: u64,
-    /// Which tokens the rows are; none means all, in order.
+    /// Which tokens of the pass the rows are; `None` means all, in order.
     pub rows: Option<&'a [usize]>,
 }
 
@@ -30,14 +30,14 @@ pub(crate) const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The key of `module` in `step` of a run with `seed`.
+/// The key of the mask of `module` in `step` of a run with `seed`.
 pub const fn key(seed: u64, step: u64, module: u64) -> u64 {
     mix(mix(mix(seed).wrapping_add(step)).wrapping_add(module))
 }
 
 impl Dropout<'_> {
-    /// `x [tokens, features]` with the mask applied, in memory of the same pool. Applied to a gradient it is its own
-    /// backward pass.
+    /// Returns `x [tokens, features]` with the mask applied, in memory of the same pool. Applied to the gradient of its
+    /// result, it is the backward pass.
     #[must_use]
     pub fn apply(&self, x: &Activation) -> Activation {
         let mut out = x.like();

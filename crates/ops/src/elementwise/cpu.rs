@@ -1,4 +1,4 @@
-//! Elementwise arithmetic on the CPU, a task a panel.
+//! Elementwise arithmetic on the CPU: one task takes one panel.
 use crate::activation::{Activation, LANES};
 use crate::par;
 
@@ -37,7 +37,7 @@ pub(super) fn add_bias(y: &mut Activation, bias: &[f32]) {
     });
 }
 
-/// In one task, so that each sum adds panel by panel.
+/// In a single task, so that each sum is added panel by panel, whatever the number of threads.
 pub(super) fn sum_tokens(dy: &Activation, sums: &mut [f32]) {
     for panel in 0..dy.panels() {
         for (lanes, total) in dy.panel(panel).chunks_exact(LANES).zip(sums.iter_mut()) {
