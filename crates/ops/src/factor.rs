@@ -1,13 +1,13 @@
-//! What an optimizer's update multiplies gradients by, and whether it updates at all.
+//! [`Factor`]: what an optimizer's update multiplies gradients by, and whether it updates at all.
 use crate::cuda::Arg;
 use crate::floats::Floats;
 
-/// A factor that the host knows, or that is found on the gradients' device while the host goes on.
+/// The factor on the gradients of an update. Either the host knows it, or a GPU computes it while the host goes on.
 #[derive(Debug, Clone, Copy)]
 pub enum Factor<'a> {
-    /// The number.
+    /// A factor that the host knows.
     Known(f32),
-    /// One number on a GPU. NaN says that nothing is updated.
+    /// A factor in the GPU's memory: one number. If it is NaN, the update changes nothing.
     Found(Floats<'a>),
 }
 
@@ -18,10 +18,10 @@ impl From<f32> for Factor<'_> {
 }
 
 impl Factor<'_> {
-    /// The number.
+    /// The factor on the host.
     ///
     /// # Panics
-    /// If the host does not know it: only kernels of a GPU take such a factor.
+    /// If only the GPU knows it: such a factor is for GPU kernels alone.
     pub const fn known(self) -> f32 {
         match self {
             Self::Known(factor) => factor,
@@ -29,7 +29,8 @@ impl Factor<'_> {
         }
     }
 
-    /// Two arguments of a kernel, which `factor_of` of `dev.cuh` takes: where it is found, and the number.
+    /// The two arguments of a kernel that `factor_of` in `dev.cuh` reads: the address of a factor on the GPU (or null),
+    /// and the number.
     pub(crate) fn args(self) -> [Arg; 2] {
         match self {
             Self::Known(factor) => [Arg::NULL, factor.into()],

@@ -1,6 +1,6 @@
-//! The 8-bit floating point of NVIDIA's E4M3 and of safetensors' `F8_E4M3`: sign, four bits of exponent with bias 7, three of
-//! fraction; no infinities; `0x7f` and `0xff` are NaN. Micikevicius et al., "FP8 Formats for Deep Learning", 2022,
-//! <https://arxiv.org/abs/2209.05433>.
+//! The 8-bit floating-point format E4M3 (NVIDIA's FP8, and `F8_E4M3` of safetensors): converts codes to numbers and
+//! back. A code has a sign, four bits of exponent with bias 7, and three of fraction. There are no infinities; `0x7f`
+//! and `0xff` are NaN. Micikevicius et al., "FP8 Formats for Deep Learning", 2022, <https://arxiv.org/abs/2209.05433>.
 use std::sync::LazyLock;
 
 /// The largest finite number of E4M3.
@@ -19,14 +19,15 @@ fn value(code: u8) -> f32 {
     if code & 0x80 == 0 { size } else { -size }
 }
 
-/// The code of the nearest number, ties to even; beyond the largest, the largest.
+/// The code of the number that is nearest to `x`, ties to even. Beyond the largest number it is the code of the largest
+/// (saturation); NaN stays NaN.
 pub fn code(x: f32) -> u8 {
     let (sign, size) = (((x.to_bits() >> 24) & 0x80) as u8, x.abs());
     if size.is_nan() {
         return sign | 0x7f;
     }
     let size = size.min(LARGEST);
-    // Below 2^-6 codes are multiples of 2^-9; from there on the last of three bits of fraction is rounded to.
+    // Below 2^-6, numbers are multiples of 2^-9. From there on, the fraction is rounded to three bits.
     let code = if size < 2f32.powi(-6) {
         (size * 512.0).round_ties_even() as u8
     } else {

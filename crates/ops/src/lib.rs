@@ -58,7 +58,7 @@
 //! |---|---|
 //! | [`causal_conv1d`] | `y[t, c] = sum_j weight[c, kernel - 1 - j] x[t - j, c]` within each sequence, then SiLU if asked |
 //! | [`gated_delta_rule`] | a state of each head that decays and is corrected token by token, `[key_dim, value_dim]` |
-//! | [`mamba2`] | a state of each head that decays and adds each token, `[state, dim]`: `y = S'' C + D x` |
+//! | [`mamba2`] | a state of each head that decays and adds each token, `[state, dim]`: `y = S'^T C + D x` |
 //! | [`recurrence::State`] | such states of a text, between two passes |
 //!
 //! | gated MLP | |

@@ -1,4 +1,4 @@
-//! Sums of activations in a GPU's memory.
+//! Elementwise arithmetic on a GPU.
 use super::{Both, One};
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

@@ -1,4 +1,4 @@
-//! Arithmetic on activations `[tokens, features]`, value by value.
+//! Elementwise arithmetic on activations `[tokens, features]`: scaling, sums, and biases.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -22,7 +22,7 @@ pub fn scale_tokens(x: &mut Activation, factors: &[f32]) {
     x.times(factors);
 }
 
-/// `factor x`, as a new activation.
+/// `factor x`, as a new activation; [`scale`] does the same in place.
 #[must_use]
 pub fn scaled(x: &Activation, factor: f32) -> Activation {
     let mut out = x.like();
@@ -76,7 +76,8 @@ pub fn add_bias(y: &mut Activation, bias: Floats<'_>) {
     }
 }
 
-/// `d_bias[j] = d_bias[j] + sum_t dy[t, j]`: the gradient of [`add_bias`]. Lanes of `dy` without a token are zero.
+/// Adds the gradient of [`add_bias`]'s bias: `d_bias[j] = d_bias[j] + sum_t dy[t, j]`. Lanes of `dy` without a token
+/// have to be zero.
 pub fn add_bias_backward(dy: &Activation, d_bias: FloatsMut<'_>) {
     assert_eq!(dy.features(), d_bias.len(), "a sum for each feature");
     match dy.device() {
@@ -86,21 +87,21 @@ pub fn add_bias_backward(dy: &Activation, d_bias: FloatsMut<'_>) {
     }
 }
 
-/// `factor x + addend`, as a GPU computes a function of one number; with the factor 0, x is not read.
+/// The function `factor x + addend`, for the GPU kernel. With a factor of 0, `x` is not read.
 #[derive(Clone, Copy)]
 struct One {
     factor: f32,
     addend: f32,
 }
 
-/// `a x + b y`, as a GPU computes a function of two numbers; with `b` 0, y is not read.
+/// The function `a x + b y`, for the GPU kernel. With a `b` of 0, `y` is not read.
 #[derive(Clone, Copy)]
 struct Both {
     a: f32,
     b: f32,
 }
 
-/// `x = f(x)`; `f` is `same`.
+/// `x = f(x)`. `same` is the same function, for a GPU.
 fn map(x: &mut Activation, f: impl Fn(f32) -> f32 + Sync, same: One) {
     match x.device() {
         Device::Cpu => cpu::map(x, f),
@@ -109,7 +110,7 @@ fn map(x: &mut Activation, f: impl Fn(f32) -> f32 + Sync, same: One) {
     }
 }
 
-/// `y = f(y, x)`; `f` is `same`.
+/// `y = f(y, x)`. `same` is the same function, for a GPU.
 fn zip(y: &mut Activation, x: &Activation, f: impl Fn(f32, f32) -> f32 + Sync, same: Both) {
     assert_eq!((y.tokens(), y.features()), (x.tokens(), x.features()), "both have one shape");
     match y.device() {

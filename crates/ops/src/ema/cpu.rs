@@ -1,4 +1,4 @@
-//! A task for each [`TASK`] numbers.
+//! The moving average on the CPU: one task updates [`TASK`] numbers.
 use crate::par::TASK;
 use rayon::prelude::*;
 

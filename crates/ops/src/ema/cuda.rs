@@ -1,4 +1,4 @@
-//! Moving averages in a GPU's memory.
+//! The moving average on a GPU.
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};
 

@@ -1,4 +1,5 @@
-//! An exponential moving average, `a[i] = a[i] + weight (x[i] - a[i])`, rounded as `torch.lerp` rounds it.
+//! An exponential moving average of the trained values, `a[i] = a[i] + weight (x[i] - a[i])`, rounded as `torch.lerp`
+//! rounds it.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -10,7 +11,7 @@ use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// Moves `averages [n]` to `values [n]` by the share `weight`, from 0 to 1; with 1 it copies them.
+/// Moves `averages [n]` towards `values [n]`. `weight`, from 0 to 1, is the share of the new values; 1 copies them.
 pub fn update(averages: FloatsMut<'_>, values: Floats<'_>, weight: f32) {
     assert_eq!(averages.len(), values.len(), "an average for each value");
     match values.device() {

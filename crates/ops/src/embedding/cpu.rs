@@ -1,4 +1,5 @@
-//! The forward pass in tasks of a panel; the backward pass in one, so that each sum adds token by token.
+//! The embedding on the CPU. In the forward pass one task computes one panel. The backward pass is a single task, so
+//! that each sum is added token by token, whatever the number of threads.
 use crate::activation::{Activation, LANES};
 use crate::gemm::Store;
 use crate::par;

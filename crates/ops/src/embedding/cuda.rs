@@ -1,4 +1,4 @@
-//! Embeddings in a GPU's memory.
+//! The embedding on a GPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 use crate::floats::FloatsMut;
@@ -6,7 +6,7 @@ use crate::gemm::Store;
 
 static KERNELS: Typed = Typed::new("embedding", include_str!("embedding.cu"));
 
-/// Kernels do not check tokens: here a table of `numbers` floats has a row for each of them.
+/// Panics if a token has no row in a table of `numbers` floats: kernels do not check that.
 fn check(tokens: impl Iterator<Item = u32>, numbers: usize, features: usize) {
     let rows = numbers / features;
     for token in tokens {
@@ -27,7 +27,7 @@ pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Ac
     cuda::launch(device, KERNELS.same(&[out]), kernel, Grid::items(tokens.len() * features), &args);
 }
 
-/// A block a row of the table, which adds its tokens in their order.
+/// One block for each row of the table, which adds the gradients of its tokens in their order.
 pub(super) fn backward(dx: &Activation, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: FloatsMut<'_>) {
     let mut places: Vec<u32> = (0..tokens.len() as u32).filter(|&at| Some(tokens[at as usize]) != padding).collect();
     places.sort_by_key(|&at| tokens[at as usize]);

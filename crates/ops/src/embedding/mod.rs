@@ -1,5 +1,5 @@
-//! Token embedding: looks up a row of a table for each token, `x[t] = scale * table[tokens[t]]`. Its gradient adds each
-//! token's gradient to its row.
+//! Token embedding: looks up one row of a table for each token, `x[t] = scale * table[tokens[t]]`. The backward pass
+//! adds each token's gradient to its row.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// `x[t] = scale * table[tokens[t]]`: `[tokens, features]`, with `table [vocabulary, features]` row-major. For a GPU the table may be in
-/// the host's memory.
+/// `x[t] = scale * table[tokens[t]]`: `[tokens, features]`, with a row-major `table [vocabulary, features]`. For a pool
+/// on a GPU, the table may be in the host's memory.
 ///
 /// # Panics
-/// If a token is not in the table: the data layer has refused such rows before.
+/// If a token is not in the table; the data layer has refused such rows before.
 pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Activation {
     if table.device() != pool.device() {
         return from_host(pool, table, features, tokens, scale);
@@ -33,7 +33,8 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
     out
 }
 
-/// As [`forward`], of a table on the host, which looks the rows up. Where a GPU only counts, the table is on the meta device.
+/// As [`forward`], with a table on the host, where the rows are looked up and then copied. On an imaginary GPU that
+/// only counts memory, the table is on the meta device.
 fn from_host(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Activation {
     let mut rows = vec![0.0; tokens.len() * features];
     if table.device() == Device::Cpu {

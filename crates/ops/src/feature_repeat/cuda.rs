@@ -1,4 +1,4 @@
-//! Repeated features in a GPU's memory.
+//! The kernels on a GPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 

@@ -1,4 +1,5 @@
-//! Each feature several times, one after the other: a number of each head for all of its features, and the gradient's sum.
+//! Repeats each feature several times in a row (`torch.repeat_interleave` over features), such as a gate of each head
+//! for all features of the head. The backward pass adds the copies' gradients.
 //!
 //! ```text
 //! y[t, f * times + i] = x[t, f]        dx[t, f] = sum over i of dy[t, f * times + i]
@@ -13,7 +14,7 @@ mod tests;
 use crate::activation::Activation;
 use tunesmith_device::Device;
 
-/// `[tokens, features * times]` of `x [tokens, features]`.
+/// Repeats each feature of `x [tokens, features]` `times` times: `[tokens, features * times]`.
 pub fn forward(x: &Activation, times: usize) -> Activation {
     let mut y = x.pool().blank(x.tokens(), x.features() * times);
     match x.device() {
@@ -24,10 +25,10 @@ pub fn forward(x: &Activation, times: usize) -> Activation {
     y
 }
 
-/// From the gradient of [`forward`]'s result, `[tokens, features * times]`, to that of its input.
+/// The gradient of `x`, from the gradient of [`forward`]'s result, `[tokens, features * times]`.
 ///
 /// # Panics
-/// If the width is no multiple of `times`.
+/// If the width of `dy` is not a multiple of `times`.
 pub fn backward(dy: &Activation, times: usize) -> Activation {
     assert!(times > 0 && dy.features().is_multiple_of(times), "each feature as often");
     let mut dx = dy.pool().blank(dy.tokens(), dy.features() / times);

@@ -1,8 +1,9 @@
-//! A task a panel; for the gradient a task some features, each of which adds up all tokens.
+//! The kernels on the CPU. One task takes one panel; for the gradient, one task takes some features and sums each over
+//! all tokens.
 use crate::activation::{Activation, LANES};
 use crate::par;
 
-/// Features of a task of [`backward`].
+/// How many features one task of [`backward`] takes.
 const FEATURES: usize = 64;
 
 pub(super) fn times(v: &Activation, gain: &[f32], out: &mut Activation) {

@@ -1,4 +1,4 @@
-//! A factor for each feature, in a GPU's memory.
+//! The kernels on a GPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Source, Typed};
 use crate::floats::{Floats, FloatsMut};

@@ -45,7 +45,7 @@ pub fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
 /// `magnitudes / norms`, number by number: the gain of `DoRA`.
 ///
 /// # Panics
-/// If there are not as many of both.
+/// If the lengths differ.
 pub fn ratio(magnitudes: Floats<'_>, norms: Floats<'_>) -> FloatBuffer {
     assert_eq!(magnitudes.len(), norms.len(), "a norm for each magnitude");
     match magnitudes.device() {
@@ -58,7 +58,7 @@ pub fn ratio(magnitudes: Floats<'_>, norms: Floats<'_>) -> FloatBuffer {
     }
 }
 
-/// Adds the gradient of the magnitudes, where `gain = magnitude / norm` and the norm counts as a constant:
+/// Adds the gradient of `DoRA`'s magnitudes, where `gain = magnitude / norm` and the norm counts as a constant:
 /// `d_magnitude[j] += sum_t dy[t, j] v[t, j] / norm[j]`.
 ///
 /// `dy` and `v` are `[tokens, features]`, `norm` and `d_magnitude` `[features]`.

@@ -1,4 +1,4 @@
-//! The rule as a recurrence of the CPU: its gates.
+//! The gated delta rule on the CPU: computes the gates, and runs the shared recurrence with them.
 use super::{Gradients, Heads, Inputs, NORM_EPS};
 use crate::activation::{Activation, LANES};
 use crate::recurrence::State;
@@ -10,15 +10,15 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// `g` of a head and a token, and its derivative by `a`.
+/// The decay's logarithm `g` of a head at a token, and its derivative with respect to `a`.
 fn decay(inputs: &Inputs<'_>, head: usize, token: usize) -> [f32; 2] {
     let rate = -inputs.a_log.cpu_slice()[head].exp();
     let x = inputs.a.at(token, head) + inputs.dt_bias.cpu_slice()[head];
-    // As PyTorch: beyond 20 softplus is the identity.
+    // As in PyTorch, softplus is the identity above 20.
     if x > 20.0 { [rate * x, rate] } else { [rate * x.exp().ln_1p(), rate * sigmoid(x)] }
 }
 
-/// Does `work` with the rule as a recurrence.
+/// Calls `work` with the rule as a [`Scan`].
 fn with_scan<R>(inputs: Inputs<'_>, heads: Heads, work: impl FnOnce(&Scan<'_>) -> R) -> R {
     let gate = |head, token| Gate {
         scale: inputs.beta_max * sigmoid(inputs.b.at(token, head)),
@@ -48,7 +48,7 @@ pub(super) fn forward(
     with_scan(inputs, heads, |scan| cpu::forward(scan, sequences, states, out));
 }
 
-/// What backward needs beside its results.
+/// The temporary memory of the backward pass, beside its results.
 pub(super) fn memory(inputs: Inputs<'_>, heads: Heads) -> Memory {
     Memory::new(inputs.qkv.pool(), inputs.qkv.tokens(), heads.state(), heads.key)
 }

@@ -1,4 +1,4 @@
-//! The rule in a GPU's memory: its norms and gates around the recurrence.
+//! The gated delta rule on a GPU: its own kernels compute norms and gates, around the shared recurrence.
 use super::{Gradients, Heads, Inputs};
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
@@ -12,7 +12,7 @@ fn sizes(heads: Heads) -> [Arg; 4] {
     [heads.key, heads.value, heads.key_dim, heads.value_dim].map(|size| Arg::from(size as u32))
 }
 
-/// `q̂` and `k̂`, and the gates.
+/// The normalized queries and keys, `q̂` and `k̂`, and the gates.
 fn prepared(inputs: &Inputs<'_>, heads: Heads) -> [Activation; 2] {
     let (pool, tokens, device) = (inputs.qkv.pool(), inputs.qkv.tokens(), inputs.qkv.device());
     let mut normed = pool.act_f32(tokens, 2 * heads.keys());

@@ -1,16 +1,19 @@
-//! The gated delta rule: linear attention with a state `S [key_dim, value_dim]` of each value head, which decays and is corrected
-//! token by token. Yang et al., "Gated Delta Networks", 2024 (<https://arxiv.org/abs/2412.06464>); the formulas are those of
-//! `torch_recurrent_gated_delta_rule` in Transformers' Qwen3.5.
+//! The gated delta rule, the mixer of the linear-attention layers of Qwen3.5 and OLMo Hybrid: linear attention with a state
+//! `S [key_dim, value_dim]` of each value head, which decays and is corrected token by token. Yang et al., "Gated Delta
+//! Networks", 2024 (<https://arxiv.org/abs/2412.06464>); the formulas are those of `torch_recurrent_gated_delta_rule`
+//! in Transformers' Qwen3.5.
 //!
-//! For a token with the inputs `q`, `k`, `v`, `b`, `a` of a value head:
+//! For a token with the inputs `q`, `k`, `v`, `b`, `a` of a value head, where `S` is the state before the token and `S'` that
+//! after it:
 //! - `q̂ = q / sqrt(sum q^2 + 1e-6) / sqrt(key_dim)`, `k̂ = k / sqrt(sum k^2 + 1e-6)`;
 //! - `beta = beta_max sigmoid(b)`, `g = -exp(A_log) softplus(a + dt_bias)`;
-//! - `T = exp(g) S`, `u = beta (v - T' k̂)`, `S' = T + k̂ u'`, `o = S'' q̂`.
+//! - `T = exp(g) S`, `u = beta (v - T^T k̂)`, `S' = T + k̂ u^T`, `o = S'^T q̂`.
 //!
-//! Backward, from the last token to the first, with `c = beta du`: `dS' += q̂ do'`, `dq̂ = S' do`, `du = dS'' k̂`, `dv = c`,
-//! `dbeta = du (v - T' k̂)`, `dk̂ = dS' u - T c`, `dT = dS' - k̂ c'`, `dg = sum dT T`, `dS = exp(g) dT`.
+//! Backward, from the last token to the first, with `c = beta du`: `dS' += q̂ do^T`, `dq̂ = S' do`, `du = dS'^T k̂`, `dv = c`,
+//! `dbeta = du (v - T^T k̂)`, `dk̂ = dS' u - T c`, `dT = dS' - k̂ c^T`, `dg = sum dT T`, `dS = exp(g) dT`.
 //!
-//! States are float32, whatever the type of activations. Each sequence begins with a state of zeros, or with a given one.
+//! States are float32, whatever the type of activations. Each sequence starts with a state of zeros, or with a given
+//! one.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -24,40 +27,41 @@ use crate::recurrence::{Shape, State, check_sequences};
 use std::ops::Range;
 use tunesmith_device::Device;
 
-/// Added to the sum of squares under the root of `q̂` and `k̂`.
+/// The epsilon of the L2 norm of `q̂` and `k̂`: it is added to the sum of squares under the root.
 const NORM_EPS: f32 = 1e-6;
 
-/// How many heads of which widths.
+/// The numbers of heads, and their widths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
-    /// Heads of q and k.
+    /// The number of query and key heads.
     pub key: usize,
-    /// Heads of v, of b and a, and of the output; a multiple of `key`: successive ones share a key head.
+    /// The number of value heads, which is also that of b, a and the output. A multiple of `key`: successive value
+    /// heads share a key head.
     pub value: usize,
-    /// Width of a head of q and k.
+    /// Features of one head of q and k.
     pub key_dim: usize,
-    /// Width of a head of v and of the output.
+    /// Features of one head of v and of the output.
     pub value_dim: usize,
 }
 
 impl Heads {
-    /// Features of q, and of k.
+    /// Features of q (and of k), all heads together.
     pub const fn keys(&self) -> usize {
         self.key * self.key_dim
     }
 
-    /// Features of v, and of the output.
+    /// Features of v (and of the output), all heads together.
     pub const fn values(&self) -> usize {
         self.value * self.value_dim
     }
 
-    /// The sizes of a state.
+    /// The sizes of the recurrent state.
     pub const fn state(&self) -> Shape {
         Shape { heads: self.value, rows: self.key_dim, columns: self.value_dim }
     }
 }
 
-/// What the rule is applied to.
+/// The operands of the rule.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
     /// q, k and v side by side, `[tokens, 2 key * key_dim + value * value_dim]`.
@@ -70,7 +74,7 @@ pub struct Inputs<'a> {
     pub a_log: Floats<'a>,
     /// `dt_bias`, `[value]`.
     pub dt_bias: Floats<'a>,
-    /// What `beta` is at most: 1, or 2 in OLMo Hybrid, where a state may change its sign.
+    /// The largest possible `beta`: 1, or 2 in OLMo Hybrid, where a state may change its sign.
     pub beta_max: f32,
 }
 
@@ -86,8 +90,8 @@ impl Inputs<'_> {
     }
 }
 
-/// The outputs `[tokens, value * value_dim]`. With `states`, one for each sequence, a sequence goes on from its state, which
-/// then becomes the one behind its last token.
+/// The outputs `[tokens, value * value_dim]`. `sequences` are the token ranges of the sequences. With `states`, one for
+/// each sequence, a sequence continues from its state, which is then replaced by the state after its last token.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -108,21 +112,21 @@ pub fn forward(
     out
 }
 
-/// The gradients of [`forward`]'s activations.
+/// The gradients of [`forward`]'s inputs.
 #[derive(Debug)]
 pub struct Gradients {
     /// The gradient of q, k and v side by side, in the shape of [`Inputs::qkv`].
     pub qkv: Activation,
     /// The gradient of `b`, `[tokens, value]`.
     pub b: Activation,
-    /// The gradient of `a`, `[tokens, value]`; that of `dt_bias` is its sum over tokens.
+    /// The gradient of `a`, `[tokens, value]`. The gradient of `dt_bias` is its sum over tokens.
     pub a: Activation,
-    /// `[tokens, value]` in float32: that of `A_log` is its sum over tokens.
+    /// `[tokens, value]` in float32: its sum over tokens is the gradient of `A_log`.
     pub a_log: Activation,
 }
 
-/// From `dy [tokens, value * value_dim]`, the gradient of [`forward`]'s outputs over sequences that began with zeros, to those of
-/// its inputs.
+/// The gradients of the inputs, from `dy [tokens, value * value_dim]`, the gradient of [`forward`]'s outputs. Every
+/// sequence has to have started with a state of zeros.
 ///
 /// # Panics
 /// If the shapes do not fit.

@@ -1,10 +1,11 @@
-//! A task a panel, all of its values in vectors.
+//! The kernels on the CPU. One task takes one panel, or a part of it if there are few panels.
 use super::Gate;
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// Vectors of a panel from which threads share it: an estimate of when that takes longer than handing them over.
+/// A panel with at least so many vectors is shared among threads. The limit is an estimate of when its work takes
+/// longer than handing it to other threads.
 const SHARED_VECTORS: usize = 512;
 
 /// The normal distribution's cumulative probability of `x`: `erfc(-x / sqrt(2)) / 2`, by the Chebyshev fit of Press et al.,
@@ -38,7 +39,7 @@ unsafe fn normal_cdf<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// `(act(x), act'(x))`.
+/// `(act(x), act'(x))`: the value of the function and its derivative.
 ///
 /// # Safety
 /// The features of `S`.
@@ -85,7 +86,7 @@ pub(crate) unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
     }
 }
 
-/// What multiplies `act(gate)`.
+/// The factor on `act(gate)`: `up`, or `up + 1` after clamping for [`Gate::Clamped`].
 ///
 /// # Safety
 /// The features of `S`.
@@ -100,7 +101,7 @@ unsafe fn factor<S: Simd>(act: Gate, up: S::V) -> S::V {
     }
 }
 
-/// The gradients where gate and up are not cut, and 0 elsewhere.
+/// The gradients, set to 0 where [`Gate::Clamped`] clamped gate or up.
 ///
 /// # Safety
 /// The features of `S`.
@@ -156,7 +157,7 @@ dispatch! {
 pub(super) fn forward(act: Gate, gate: &Activation, up: &Activation, out: &mut Activation) {
     let (to, stride) = (out.shared(), out.stride());
     let (panels, vectors) = (gate.panels(), stride / LANES);
-    // A step of generation has one panel: threads share it.
+    // A step of generation has a single panel, which threads then share.
     let parts = if vectors < SHARED_VECTORS { 1 } else { par::threads().div_ceil(panels.max(1)) };
     par::run(panels * parts, |task| {
         let (panel, part) = (task / parts, task % parts);

@@ -1,11 +1,11 @@
-//! The gated MLP's middle in a GPU's memory.
+//! The kernels on a GPU.
 use super::Gate;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 
 static KERNELS: Typed = Typed::new("gated_mlp", include_str!("gated_mlp.cu"));
 
-/// The gate as kernels know it: its number, and its constants.
+/// The function as three kernel arguments: its number, `alpha` and `limit`.
 fn code(gate: Gate) -> [Arg; 3] {
     let (code, alpha, limit) = match gate {
         Gate::Silu => (0i32, 0.0f32, 0.0f32),

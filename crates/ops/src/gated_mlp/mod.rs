@@ -1,6 +1,6 @@
-//! The gated MLP's middle: `out = act(gate) * up`, with SiLU (`SwiGLU`), GELU by erf or tanh (`GeGLU`), a sigmoid (`GLU`),
-//! or no function. Mixers gate their output with it too. Shazeer, "GLU
-//! Variants Improve Transformer", 2020; Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+//! The middle of a gated MLP, `out = act(gate) * up`: SiLU (`SwiGLU`), GELU by erf or tanh (`GeGLU`), a sigmoid
+//! (`GLU`), or no function. Mixers use it too, to gate their output. Shazeer, "GLU Variants Improve Transformer", 2020;
+//! Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -12,25 +12,25 @@ use crate::activation::Activation;
 pub(crate) use cpu::both;
 use tunesmith_device::Device;
 
-/// What the gate goes through.
+/// The activation function of the gate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
     /// SiLU, `x sigmoid(x)`: Llama, Qwen.
     Silu,
-    /// `x` times the normal distribution's cumulative probability of it, by erf: Pixtral's encoder.
+    /// GELU by erf, `x/2 (1 + erf(x / sqrt(2)))`: Pixtral's encoder.
     Gelu,
-    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
+    /// GELU by tanh, `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
     GeluTanh,
-    /// `1 / (1 + exp(-x))`: the gate of an attention's output.
+    /// Sigmoid, `1 / (1 + exp(-x))`: the gate of an attention's output.
     Sigmoid,
-    /// `x`: the result is `gate * up`.
+    /// No function: the result is `gate * up`.
     Identity,
-    /// `out = (up + 1) g sigmoid(alpha g)` with `g = min(gate, limit)` and `up` within `±limit`: gpt-oss. What is cut has no
-    /// gradient.
+    /// gpt-oss: `out = (up + 1) g sigmoid(alpha g)`, with `g = min(gate, limit)` and `up` clamped to `±limit`. Clamped
+    /// values have no gradient.
     Clamped {
-        /// Factor within the sigmoid.
+        /// The factor within the sigmoid.
         alpha: f32,
-        /// Where gate and up are cut.
+        /// The upper bound of gate, and the bound of up in both directions.
         limit: f32,
     },
 }
@@ -50,7 +50,8 @@ pub fn forward(act: Gate, gate: &Activation, up: &Activation) -> Activation {
     out
 }
 
-/// Turns `gate` and `up` into their gradients, given that of [`forward`]'s result; all `[tokens, features]`.
+/// Turns `gate` and `up` into their gradients, in place, given `d_out`, the gradient of [`forward`]'s result. All are
+/// `[tokens, features]`.
 ///
 /// # Panics
 /// If the shapes differ.

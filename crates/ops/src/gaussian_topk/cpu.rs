@@ -1,12 +1,12 @@
-//! A task a panel, a token a lane.
+//! The kernels on the CPU. One task takes one panel, in which a token is a lane.
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// Numbers of each lane.
+/// A number for each lane, which is a token.
 type Lanes = [f32; LANES];
 
-/// Mean and deviation of each token's features.
+/// The mean and the standard deviation of each token's features.
 ///
 /// # Safety
 /// The features of `S`; `x` holds `dim` vectors.

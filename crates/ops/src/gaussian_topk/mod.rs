@@ -1,6 +1,7 @@
-//! A cut at a quantile of a normal distribution with the mean and the deviation of a token's features: `y = max(x - (mean + m std), 0)`.
-//! With `m` the quantile of 0.95, about one of 20 features stays. Gemma 3n, `Gemma3nTextMLP._gaussian_topk` in Transformers; Lee et
-//! al., "CATS", 2024, has the statistics of activations. The deviation is that of all features, not of a sample.
+//! Gemma 3n's sparse activation: keeps only the features of a token that lie above a quantile of the normal
+//! distribution with their mean and deviation, `y = max(x - (mean + m std), 0)`. With `m` the quantile of 0.95, about
+//! one of 20 features stays. `Gemma3nTextMLP._gaussian_topk` in Transformers; Lee et al., "CATS", 2024, has the
+//! statistics of activations. The deviation is that of all features, not of a sample.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -22,8 +23,9 @@ pub fn forward(x: &Activation, multiplier: f32) -> Activation {
     out
 }
 
-/// Turns `dy`, the gradient of [`forward`]'s result, into that of `x`; both `[tokens, features]`. What is cut moves the others by mean
-/// and deviation. A deviation of 0 has no gradient, as in `PyTorch`.
+/// Turns `dy`, the gradient of [`forward`]'s result, into that of `x`, in place; both are `[tokens, features]`. A
+/// feature that was cut still affects the others through mean and deviation. A deviation of 0 has no gradient, as in
+/// `PyTorch`.
 ///
 /// # Panics
 /// If the shapes differ.

@@ -1,5 +1,5 @@
-//! Products in a GPU's memory, by cublasLt. It sees matrices column by column: an activation `[tokens, features]` is
-//! `[features, tokens]` there, and `out = W x` needs nothing turned.
+//! Matrix products on a GPU, by cublasLt. It sees matrices in column-major order: an activation `[tokens, features]` is
+//! `[features, tokens]` there, and `out = W x` needs no transposed copy.
 use super::{Init, Matrix, Store, Transposed};
 use crate::activation::{Activation, Number, convert_at};
 use crate::cuda::{self, Arg, Grid, Typed};
@@ -10,14 +10,15 @@ use tunesmith_device::{Buffer, Device, Slice};
 
 pub(super) static KERNELS: Typed = Typed::new("gemm", include_str!("gemm.cu"));
 
-/// Bytes of a matrix that are widened or rounded at once: 128 MiB.
+/// The most bytes of a matrix that are converted at once: 128 MiB.
 const SLAB: usize = 128 << 20;
 
 fn operand(address: u64, number: impl Into<OperandType>, leading: usize, transposed: bool) -> Operand {
     Operand { address, number: number.into(), leading: leading as u64, transposed, batch_stride: 0 }
 }
 
-/// The type that operands of a product with `x` have, whose result goes to `out`: of 16 bits if `x` or the result's pool is.
+/// The number type of the operands of a product with `x` whose result goes to `out`: of 16 bits if `x` is, or if the
+/// result's pool asks for it.
 fn number_of(x: &Activation, out: &Activation) -> Number {
     match x.number() {
         Number::F32 => out.pool().products(),
@@ -25,18 +26,19 @@ fn number_of(x: &Activation, out: &Activation) -> Number {
     }
 }
 
-/// Memory for so many numbers, which is made for the first of several uses, the largest.
+/// The address of memory for `count` numbers, which `kept` holds. It is allocated for the first of several uses, which
+/// has to be the largest.
 fn memory(device: Device, kept: &mut Option<Buffer>, count: usize, number: Number) -> u64 {
     let floats = (count * number.bytes() as usize).div_ceil(size_of::<f32>());
     kept.get_or_insert_with(|| Buffer::new(device, floats)).floats(0..floats).address()
 }
 
-/// Where the numbers of `x` begin in that type: its own, or converted, in memory that `kept` holds.
+/// The address of the numbers of `x` in the type `number`: its own, or those of a converted copy, which `kept` holds.
 fn converted(x: &Activation, number: Number, kept: &mut Option<Buffer>) -> u64 {
     convert(x.device(), (x.address(), x.number()), x.tokens() * x.features(), number, kept)
 }
 
-/// As [`converted`], of numbers at an address.
+/// As [`converted`], for numbers that are given by address and type.
 fn convert(device: Device, (from, its): (u64, Number), count: usize, number: Number, kept: &mut Option<Buffer>) -> u64 {
     if its == number {
         return from;
@@ -46,11 +48,11 @@ fn convert(device: Device, (from, its): (u64, Number), count: usize, number: Num
     to
 }
 
-/// A matrix `[rows, depth]` in a GPU's memory, as cublasLt reads it.
+/// A matrix `[rows, depth]` in a GPU's memory, as cublasLt can read it.
 #[derive(Clone, Copy)]
 struct Dense {
     address: u64,
-    /// Each row's numbers lie side by side; else each column's.
+    /// Whether the numbers of each row lie side by side; else those of each column do.
     by_rows: bool,
     leading: usize,
 }
@@ -61,7 +63,7 @@ pub(super) fn matmul_grouped(products: &mut [super::Product<'_>]) {
     }
 }
 
-/// Matrices that are not stored in the operands' type are converted in slabs of that many bytes, and at least a line.
+/// A matrix that is not stored in the operands' type is converted in slabs of `slab` bytes, of at least one line each.
 pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_>, slab: usize) {
     let (device, tokens, rows, number) = (out.device(), out.tokens(), out.features(), out.number());
     if tokens == 0 {
@@ -72,14 +74,16 @@ pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_
         cuda::launch(device, KERNELS.of(number), "gemm_bias", Grid::items(tokens * rows), &args);
     }
     let to = out.address();
-    // What the next product is added to; nothing before the first where it starts at zero.
+    // Where the sums that the next product is added to are; `None` before the first product if the result starts at
+    // zero.
     let mut kept_addend = None;
     let mut addend = match init {
         Init::Zero => None,
         Init::Bias(_) | Init::Out => Some(to),
         Init::Add(other) => Some(converted(other, number, &mut kept_addend)),
     };
-    // In 16 bits the last term first: it is an adapter's, small beside the weight's, to which it is added before the sum is rounded.
+    // In 16 bits the last term comes first. It is an adapter's, which is small beside the weight's: the weight's
+    // product is then added to it before the sum is rounded.
     let turned = number != Number::F32;
     for index in 0..terms.len() {
         let term = &terms[if turned { terms.len() - 1 - index } else { index }];
@@ -116,7 +120,8 @@ pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_
     }
 }
 
-/// A matrix `[rows, depth]` in FP8, whose rows tensor cores sum along: the stored one, or the copy of its transpose.
+/// A matrix `[rows, depth]` in FP8, in the layout that tensor cores need, which sum along stored rows: the stored
+/// matrix, or the copy of its transpose.
 struct Codes<'a> {
     codes: Slice<'a, u8>,
     /// A scale for each row.
@@ -124,7 +129,8 @@ struct Codes<'a> {
 }
 
 impl<'a> Codes<'a> {
-    /// Of a whole matrix in FP8, straight or transposed, on a GPU that multiplies it.
+    /// The codes of a whole FP8 matrix, straight or transposed, on a GPU that multiplies FP8; `None` for other
+    /// matrices.
     fn of(Matrix { data, row, col }: Matrix<'a>, [rows, depth]: [usize; 2]) -> Option<Self> {
         let Store::Quantized(Quantized::Eight(eight)) = data else { return None };
         let (codes, scales, turned) = eight.products()?;
@@ -141,8 +147,8 @@ impl<'a> Codes<'a> {
     }
 }
 
-/// `to = addend + matrix x` in FP8: `x` is coded with a scale for each token, sums are in float32, and both scales multiply
-/// them, in bfloat16, as the addend joins.
+/// `to = addend + matrix x` in FP8. `x` is quantized with one scale for each token. Sums are in float32 and come as
+/// bfloat16; then both scales multiply them, and the addend is added.
 fn multiply_fp8(
     matrix: &Codes<'_>,
     x: &Activation,
@@ -181,8 +187,8 @@ fn multiply_fp8(
     cuda::launch(device, KERNELS.of(number), "gemm_scale", Grid::packs(tokens * rows, Number::Bf16), &args);
 }
 
-/// Calls `product` with the matrix `[rows, depth]` in that type: whole, or in slabs that are converted one after the other. Its
-/// arguments: the slab, its first row and column, its shape.
+/// Calls `product` with the matrix `[rows, depth]` in the type `number`: as a whole, or in slabs that are converted one
+/// after the other. The arguments of `product` are the slab, its first row and column, and its shape.
 fn each_slab(
     device: Device,
     slab: usize,
@@ -192,7 +198,7 @@ fn each_slab(
     mut product: impl FnMut(Dense, usize, usize, [usize; 2]),
 ) {
     let Matrix { data, row, col } = matrix;
-    // The stored lines that a slab is cut between: rows, or columns of a matrix that is seen transposed.
+    // A slab consists of whole stored lines: rows, or columns if the matrix is seen transposed.
     let (by_rows, lines, width, stride) =
         if col == 1 && (row >= depth || rows == 1) { (true, rows, depth, row) } else { (false, depth, rows, col) };
     let regular = by_rows || (row == 1 && (col >= rows || depth == 1));
@@ -212,9 +218,9 @@ fn each_slab(
     }
     let leading = stride.max(width);
     let per_slab = match (data, number) {
-        // As they are stored.
+        // Used as they are stored.
         (Store::F32(_), Number::F32) | (Store::Bf16(_), Number::Bf16) => lines,
-        // Slabs begin where tensor cores like to read.
+        // Slabs begin at addresses that tensor cores read fast.
         _ => match slab / number.bytes() as usize / leading {
             few @ ..16 => few.clamp(1, lines),
             many => (many / 16 * 16).min(lines),
@@ -234,7 +240,8 @@ fn each_slab(
     }
 }
 
-/// Where the numbers `range` begin in that type: as they are stored, or converted, in memory that `kept` holds.
+/// The address of the numbers `range` in the type `number`: as they are stored, or of a converted copy, which `kept`
+/// holds.
 fn stored(
     device: Device,
     data: Store<'_>,
@@ -255,7 +262,7 @@ fn stored(
     }
 }
 
-/// A copy as it is: cublasLt multiplies it transposed.
+/// A plain copy, because cublasLt can multiply it transposed.
 pub(super) fn transposed(x: &Activation) -> Activation {
     x.copy()
 }

@@ -1,5 +1,6 @@
-//! A matrix for products without gradients on the CPU: of each column, the numbers of sixteen rows lie side by side. A step of generation
-//! then reads memory from end to end, and turns nothing.
+//! [`Interleaved`]: a weight rearranged for generation on the CPU, where products have no gradients. The numbers of
+//! sixteen rows in each column lie side by side, so that a step of generation reads memory from beginning to end and
+//! transposes nothing.
 use super::Store;
 use crate::activation::{LANES, Number};
 use crate::fp8;
@@ -12,16 +13,19 @@ use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// A matrix `[rows, width]` as `[block of 16 rows][column][16 rows]`; missing rows of the last block are zero.
+/// A matrix `[rows, width]`, stored as `[block of 16 rows][column][16 rows]`. Missing rows of the last block are zero.
 ///
-/// In bfloat16, where products round their operands to it, two columns lie side by side, `[block of 16 rows][pair of columns][16 rows][2]`, and
-/// an odd last one is paired with zeros. Products with such a matrix are those of pairs, whatever the pool of the result says.
+/// If the matrix is bfloat16 and products round their operands to it, two columns lie side by side,
+/// `[block of 16 rows][pair of columns][16 rows][2]`, and an odd last column is paired with zeros. Products with such a
+/// matrix are always computed in bfloat16 pairs, whatever the result's pool says.
 ///
-/// Codes of 4 bits lie in words of eight columns, `[block of 16 rows][eight columns][16 rows]`, the first in the lowest bits.
+/// 4-bit codes lie in words of eight columns, `[block of 16 rows][eight columns][16 rows]`, the first column in the
+/// lowest bits.
 ///
-/// Where numbers have scales apart, a product multiplies the codes' values, sums them over at most 256 columns with one scale, and
-/// multiplies the sum by it. All products do it alike, so that a text's answer depends on nothing but its text. A matrix that is not
-/// interleaved multiplies each number by its scale first, and so differs in the last bits.
+/// Where numbers have scales apart, a product multiplies the values of the codes, sums over at most 256 columns with
+/// one scale, and multiplies that sum by the scale. All products with an interleaved matrix do it in this way, so that
+/// a text's answer depends on nothing but its text. A matrix that is not interleaved multiplies each number by its
+/// scale first, so its results differ in the last bits.
 #[derive(Debug)]
 pub struct Interleaved {
     rows: usize,
@@ -34,33 +38,34 @@ pub struct Interleaved {
 pub(super) enum Numbers {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
-    /// Two columns a word, the first in the low half.
+    /// Two columns in a word, the first in the low half.
     Pairs(Vec<u32>),
     Eight {
         format: Format,
         codes: Vec<u8>,
-        /// One a row.
+        /// One scale for each row.
         scales: Vec<f32>,
     },
     Four {
         codes: Vec<u32>,
         table: [f32; LANES],
-        /// A scale is of `1 << shift` numbers.
+        /// Each scale serves `1 << shift` numbers.
         shift: u32,
         /// `[block of 16 rows][block of a row][16 rows]`.
         scales: Vec<f32>,
     },
 }
 
-/// The most columns whose products are summed before they are multiplied by their scale, as [`Interleaved`] says.
+/// The most columns that are summed before the sum is multiplied by their scale; see [`Interleaved`].
 pub(super) const FOLD: usize = 256;
 
-/// Eight codes of 4 bits, two a byte, the first in the high half, as a word with the first in the lowest bits.
+/// Turns eight 4-bit codes, two in a byte with the first in the high half, into a word with the first code in the
+/// lowest bits.
 fn word(codes: [u8; 4]) -> u32 {
     u32::from_le_bytes(codes.map(|pair| pair.rotate_left(4)))
 }
 
-/// `[rows][width]` as `[block of 16 rows][width][16 rows]`.
+/// Rearranges `[rows][width]` to `[block of 16 rows][width][16 rows]`.
 fn interleave<T: Copy + Default + Send + Sync>(from: &[T], width: usize) -> Vec<T> {
     let rows = from.len() / width;
     let mut to = vec![T::default(); rows.next_multiple_of(LANES) * width];
@@ -74,7 +79,7 @@ fn interleave<T: Copy + Default + Send + Sync>(from: &[T], width: usize) -> Vec<
     to
 }
 
-/// `[rows][width]` as `[block of 16 rows][pair of columns][16 rows]`.
+/// Rearranges `[rows][width]` to `[block of 16 rows][pair of columns][16 rows]`.
 fn interleave_pairs(from: &[bf16], width: usize) -> Vec<u32> {
     let (rows, pairs) = (from.len() / width, width.div_ceil(2));
     let mut to = vec![0; rows.next_multiple_of(LANES) * pairs];
@@ -90,8 +95,9 @@ fn interleave_pairs(from: &[bf16], width: usize) -> Vec<u32> {
 }
 
 impl Interleaved {
-    /// A matrix of rows of `width` numbers, rearranged; nothing where it stays as it is: on a GPU, in tiles, or in blocks of 4 bits that do not
-    /// end with its rows. `products` is what products round their operands to ([`Pool::set_products`](crate::activation::Pool::set_products)).
+    /// Rearranges a matrix of rows of `width` numbers. Returns `None` if it has to stay as it is: on a GPU, in tiles,
+    /// or in 4-bit blocks that cross the ends of rows. `products` is what products round their operands to
+    /// ([`Pool::set_products`](crate::activation::Pool::set_products)).
     ///
     /// # Panics
     /// If `width` is 0 or does not divide the numbers of the matrix.
@@ -130,30 +136,30 @@ impl Interleaved {
         self.width
     }
 
-    /// The number of values of the matrix.
+    /// How many numbers the matrix has, without padding.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub const fn len(&self) -> usize {
         self.rows * self.width
     }
 
-    /// Where the columns of a block from `column` on lie, 16 floats each, if the matrix is in float32.
+    /// Where the columns of a block lie from `column` on, 16 floats each; `None` unless the matrix is float32.
     pub(super) fn floats(&self, block: usize, column: usize) -> Option<*const f32> {
         let Numbers::F32(values) = &self.numbers else { return None };
         Some(values.as_ptr().wrapping_add((block * self.width + column) * LANES))
     }
 
-    /// The words of the block, `[pair of columns][16 rows]`, if it lies in pairs.
+    /// The words of a block, `[pair of columns][16 rows]`; `None` unless the matrix lies in pairs.
     pub(super) fn pairs(&self, block: usize) -> Option<*const f32> {
         let Numbers::Pairs(words) = &self.numbers else { return None };
         Some(words.as_ptr().wrapping_add(block * self.width.div_ceil(2) * LANES).cast())
     }
 
-    /// What followed a product that begins with this matrix.
+    /// Remembers which product followed the one that begins with this matrix, for prefetching.
     pub(super) const fn follower(&self) -> &Arc<Follower> {
         &self.follower
     }
 
-    /// Where its numbers or codes begin, and their bytes.
+    /// The address of its numbers or codes, and how many bytes they take.
     pub(super) fn stretch(&self) -> (usize, usize) {
         let (from, bytes) = match &self.numbers {
             Numbers::F32(values) => (values.as_ptr().addr(), size_of_val(&**values)),
@@ -165,7 +171,7 @@ impl Interleaved {
         (from, bytes)
     }
 
-    /// The columns whose products are summed before they are multiplied by their scale; `None` where numbers have none.
+    /// How many columns are summed before they are multiplied by their scale; `None` if numbers have no scales apart.
     pub(super) fn fold(&self) -> Option<usize> {
         match self.numbers {
             Numbers::F32(_) | Numbers::Bf16(_) | Numbers::Pairs(_) => None,
@@ -174,7 +180,7 @@ impl Interleaved {
         }
     }
 
-    /// What the sums of a row are multiplied by at a column, if there is a [`Self::fold`].
+    /// The scale of a row at a column, if there is a [`Self::fold`].
     pub(super) fn factor(&self, row: usize, column: usize) -> f32 {
         match &self.numbers {
             Numbers::F32(_) | Numbers::Bf16(_) | Numbers::Pairs(_) => 1.0,
@@ -186,7 +192,7 @@ impl Interleaved {
         }
     }
 
-    /// The number of a row and a column.
+    /// The number at a row and a column.
     fn at(&self, row: usize, column: usize) -> f32 {
         let (block, lane) = (row / LANES, row % LANES);
         let place = |column: usize, width: usize| (block * width + column) * LANES + lane;
@@ -210,10 +216,10 @@ impl Interleaved {
         }
     }
 
-    /// Writes the numbers from `start` on, as row-major ones are counted, to `out`.
+    /// Converts the numbers from index `start` on, in row-major order, to float32 in `out`.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the matrix has fewer.
     pub fn widen(&self, start: usize, out: &mut [f32]) {
         assert!(start.checked_add(out.len()).is_some_and(|end| end <= self.len()), "the numbers lie within the matrix");
         for (index, value) in (start..).zip(out) {

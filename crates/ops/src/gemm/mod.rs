@@ -1,5 +1,5 @@
-//! Matrix products of activations `[tokens, features]`. A weight may be in floats or quantized, and has any two strides, so
-//! that one row-major weight serves forward and backward:
+//! Matrix products of activations `[tokens, features]` with weights. A weight may be in floats or quantized, and may
+//! have any two strides, so that one row-major weight serves forward and backward:
 //!
 //! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over terms (a weight and its LoRA B).
 //! - [`matmul_grouped`]: several of these at once (q, k and v).
@@ -33,8 +33,8 @@ use tunesmith_device::Device;
 
 /// `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
 ///
-/// `out` is `[tokens, m]`; each term's `x` is `[tokens, k]` and its matrix `[m, k]`. Terms are summed in their order, to the
-/// bit as one product after the other would that adds to `out`.
+/// `out` is `[tokens, m]`; each term's `x` is `[tokens, k]` and its matrix `[m, k]`. Terms are summed in their order;
+/// the result has the bits of separate products that are added to `out` one after the other.
 ///
 /// # Panics
 /// If the shapes do not fit, or there is no term.
@@ -42,8 +42,8 @@ pub fn matmul(out: &mut Activation, init: Init<'_>, terms: &[Term<'_>]) {
     matmul_grouped(&mut [Product { out, init, terms }]);
 }
 
-/// Products that do not depend on each other, as one parallel job (a grouped GEMM). Each is as [`matmul`] computes it, to the
-/// bit. They may share operands, and differ in shape and in tokens.
+/// Independent products as one parallel job (a grouped GEMM). Each result has the bits of [`matmul`]. The products may
+/// share operands, and may differ in shape and in tokens.
 ///
 /// # Panics
 /// As [`matmul`], or if the products are not on one device.
@@ -66,9 +66,10 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
     }
 }
 
-/// A product of few tokens, `out[m, t] = sum_k matrix[m, k] x[t, k]`, as `[rows, tokens]`: it has the sums of [`matmul`] to the bit. On the
-/// CPU, where tokens are lanes, that takes a number's bytes for each sum instead of a vector's. `None` where there is no such product: on
-/// other devices, with more than sixteen tokens, or of another layout of the matrix. `pool` is that of the result.
+/// A product of few tokens with the transposed result `out[m, t] = sum_k matrix[m, k] x[t, k]`, `[rows, tokens]`, with
+/// the bits of [`matmul`]. On the CPU, where tokens are lanes, this layout takes the bytes of one number for each sum
+/// instead of those of a vector. `None` if there is no such product: on other devices, for more than sixteen tokens, or
+/// for another layout of the matrix. `pool` is that of the result.
 ///
 /// # Panics
 /// If the matrix does not hold `[rows, x's features]`.
@@ -82,11 +83,13 @@ pub(crate) fn matmul_transposed(pool: &Arc<Pool>, rows: usize, term: Term<'_>) -
     Some(out)
 }
 
-/// Products `y[m] = init + sum_k matrix[m, k] x[k]`, each with so many rows, with one vector `x [k, 1]` ([`Activation::to_vector`]): vectors
-/// `[m, 1]`. They are one parallel job, and have the sums of [`matmul`] with one token to the bit.
+/// Several products `y[m] = init + sum_k matrix[m, k] x[k]` with the same vector `x [k, 1]`
+/// ([`Activation::to_vector`]), as one parallel job. Each entry has its number of rows `m`; each result is a vector
+/// `[m, 1]` with the bits of [`matmul`] for one token.
 ///
 /// # Panics
-/// If the shapes do not fit, a sum begins with that of an activation, a matrix does not lie in rows, or on another device than the CPU.
+/// If the shapes do not fit, a sum starts with an activation, a matrix does not lie in rows, or the device is not the
+/// CPU.
 pub fn matvec_grouped(products: &[(usize, Init<'_>, Matrix<'_>)], x: &Activation) -> SmallVec<[Activation; 4]> {
     for &(rows, init, matrix) in products {
         check_vector(&matrix, rows, x);
@@ -101,10 +104,11 @@ pub fn matvec_grouped(products: &[(usize, Init<'_>, Matrix<'_>)], x: &Activation
     outs
 }
 
-/// As [`matmul`] of one token whose features are the vector `x [k, 1]` ([`Activation::to_vector`]), to the bit. `out` is `[1, m]`.
+/// As [`matmul`] for one token, whose features are the vector `x [k, 1]` ([`Activation::to_vector`]), with the same
+/// bits. `out` is `[1, m]`.
 ///
 /// # Panics
-/// If the shapes do not fit, the matrix does not lie in rows, or on another device than the CPU.
+/// If the shapes do not fit, the matrix does not lie in rows, or the device is not the CPU.
 pub fn matvec(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Activation) {
     assert_eq!(out.tokens(), 1, "one token");
     check_vector(&matrix, out.features(), x);
@@ -112,13 +116,13 @@ pub fn matvec(out: &mut Activation, init: Init<'_>, matrix: Matrix<'_>, x: &Acti
     cpu::matvec(out, init, matrix, x);
 }
 
-/// Asserts that a matrix multiplies a vector on the CPU.
+/// Asserts that the matrix can multiply a vector on the CPU.
 fn check_vector(matrix: &Matrix<'_>, rows: usize, x: &Activation) {
     assert_eq!((x.device(), x.features(), matrix.col), (Device::Cpu, 1, 1), "a vector on the CPU, a matrix in rows");
     check_matrix(matrix, [rows, x.tokens()]);
 }
 
-/// Asserts that sums of this shape may begin so.
+/// Asserts that `init` fits a result of this shape.
 fn check_init(init: Init<'_>, out: &Activation) {
     match init {
         Init::Zero | Init::Out => {}
@@ -140,10 +144,11 @@ fn check_matrix(matrix: &Matrix<'_>, size: [usize; 2]) {
     }
 }
 
-/// An activation `[tokens, features]` with tokens as rows, for products that sum over tokens.
+/// A transposed copy of an activation `[tokens, features]`, for products that sum over tokens ([`outer`]).
 ///
-/// On the CPU it is `[block of 16 features][panel][16 tokens][16 features]`, features padded with zeros to a multiple of 16; or,
-/// where products round their operands, `[block of 16 features][panel][8 pairs of tokens][16 features]` in bfloat16.
+/// On the CPU its layout is `[block of 16 features][panel][16 tokens][16 features]`, with features padded by zeros to a
+/// multiple of 16; or, if products round their operands,
+/// `[block of 16 features][panel][8 pairs of tokens][16 features]` in bfloat16.
 #[derive(Debug)]
 pub struct Transposed {
     act: Activation,
@@ -152,13 +157,14 @@ pub struct Transposed {
 }
 
 impl Transposed {
-    /// Copies `x [tokens, features]` to `[features, tokens]`.
+    /// The transposed copy of `x [tokens, features]`.
     pub fn new(x: &Activation) -> Self {
         let padded = x.features().next_multiple_of(LANES);
         let in_pairs = x.device() == Device::Cpu && x.pool().in_pairs();
         let act = match x.device() {
             Device::Cpu => {
-                // In pairs half of it is used: predictions of memory, which know no processor, hold on each.
+                // In pairs only half of this memory is used. It has the same size nevertheless, so that predictions of
+                // memory, which know no processor, hold on every processor.
                 let mut act = x.pool().act(x.panels() * LANES, padded);
                 cpu::transposed(x, &mut act, in_pairs);
                 act
@@ -170,7 +176,8 @@ impl Transposed {
     }
 }
 
-/// Adds `sum_t y[t, m] x[t, n]` to `out`. `y` is `[tokens, m]`, `x` is `[tokens, n]`; unused lanes must be zero in one of them.
+/// Adds `sum_t y[t, m] x[t, n]` to `out`: the gradient of a weight. `y` is `[tokens, m]`, `x` is `[tokens, n]`. Lanes
+/// without a token have to be zero in one of them.
 ///
 /// # Panics
 /// If the shapes do not fit.

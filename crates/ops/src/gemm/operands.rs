@@ -1,4 +1,4 @@
-//! What products take: matrices as they are stored, terms, and what a product is added to.
+//! The operands of matrix products: matrices in their storage formats, terms, and what a product is added to.
 use super::interleaved::Interleaved;
 use crate::activation::Activation;
 use crate::floats::{Floats, FloatsMut};
@@ -8,16 +8,16 @@ use half::slice::HalfFloatSliceExt;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Device, Slice};
 
-/// A matrix's numbers as they are stored.
+/// The numbers of a matrix, in the format in which they are stored.
 #[derive(Debug, Clone, Copy)]
 pub enum Store<'a> {
-    /// Values in single precision.
+    /// float32.
     F32(Floats<'a>),
-    /// bfloat16, widened tile by tile while it is multiplied.
+    /// bfloat16, converted tile by tile while it is multiplied.
     Bf16(Slice<'a, bf16>),
-    /// 4 or 8 bits a number, widened tile by tile too.
+    /// Quantized to 4 or 8 bits a number, and dequantized tile by tile while it is multiplied.
     Quantized(&'a Quantized),
-    /// On the CPU, rearranged for products without gradients: read by rows alone.
+    /// Rearranged for products without gradients on the CPU; its rows have to be read as rows ([`Matrix::rows`]).
     Interleaved(&'a Interleaved),
 }
 
@@ -38,7 +38,7 @@ impl Store<'_> {
         }
     }
 
-    /// The number of values of the matrix.
+    /// How many numbers the matrix has.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(self) -> usize {
         match self {
@@ -49,7 +49,7 @@ impl Store<'_> {
         }
     }
 
-    /// The numbers from `start` on.
+    /// The matrix without its first `start` numbers.
     ///
     /// # Panics
     /// If there are fewer, or the matrix is quantized or interleaved.
@@ -62,7 +62,7 @@ impl Store<'_> {
         }
     }
 
-    /// Writes the numbers from `start` on to `out`.
+    /// Converts the numbers from index `start` on to float32 in `out`.
     pub fn widen(self, start: usize, out: &mut [f32]) {
         match self {
             Self::F32(values) => values.slice(start..start + out.len()).read_into(out),
@@ -73,7 +73,7 @@ impl Store<'_> {
     }
 }
 
-/// A matrix `[rows, cols]` seen through two strides.
+/// A matrix `[rows, cols]` as a view of stored numbers with two strides.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     pub(super) data: Store<'a>,
@@ -87,7 +87,7 @@ impl<'a> Matrix<'a> {
         Self { data: data.into(), row: width, col: 1 }
     }
 
-    /// The matrix, where it is interleaved.
+    /// The interleaved matrix, if it is stored as one.
     pub(super) const fn interleaved(&self) -> Option<&'a Interleaved> {
         match self.data {
             Store::Interleaved(matrix) => Some(matrix),
@@ -95,17 +95,17 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Whether products multiply it in pairs because it lies so.
+    /// Whether it is stored in bfloat16 pairs, so that products have to multiply it in pairs.
     pub(super) fn lies_in_pairs(&self) -> bool {
         self.interleaved().is_some_and(|matrix| matrix.pairs(0).is_some())
     }
 
-    /// Element (m, k) is `data[m * row + k * col]`.
+    /// A view with any two strides: element (m, k) is `data[m * row + k * col]`.
     pub fn strided(data: impl Into<Store<'a>>, row: usize, col: usize) -> Self {
         Self { data: data.into(), row, col }
     }
 
-    /// Its numbers from the first on, if they are float32 and its rows of `width` lie one after the other.
+    /// All of its numbers, if they are float32 and its rows of `width` numbers lie one after the other; else `None`.
     ///
     /// # Panics
     /// If they are not on the CPU.
@@ -131,7 +131,7 @@ pub enum Init<'a> {
     Bias(Floats<'a>),
     /// The result is added to `out`.
     Out,
-    /// Another activation of `out`'s shape: the residual stream.
+    /// The result is added to another activation of `out`'s shape, such as the residual stream.
     Add(&'a Activation),
 }
 

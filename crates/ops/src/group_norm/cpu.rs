@@ -1,4 +1,4 @@
-//! Sums in f64, a task a group; then a task a panel.
+//! `GroupNorm` on the CPU: first one task for each group sums in f64, then one task for each panel normalizes.
 use crate::activation::{Activation, LANES};
 use crate::par;
 use rayon::prelude::*;
@@ -6,7 +6,7 @@ use rayon::prelude::*;
 pub(super) fn forward(x: &Activation, groups: usize, eps: f32, [weight, bias]: [&[f32]; 2], out: &mut Activation) {
     let size = x.features() / groups;
     let count = (x.tokens() * size) as f64;
-    // The sum over what a group has of `of` each number; lanes without a token are left out.
+    // The sum of `of(number)` over all numbers of a group. Lanes without a token are left out.
     let sum = |group: usize, of: &dyn Fn(f64) -> f64| -> f64 {
         let of_panel = |panel: usize| {
             let lanes = (x.tokens() - panel * LANES).min(LANES);

@@ -1,4 +1,4 @@
-//! `GroupNorm` in a GPU's memory: a block a group for its mean and deviation, then a thread a number.
+//! `GroupNorm` on a GPU: one block finds the mean and deviation of a group; then one thread normalizes each number.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 use crate::floats::Floats;

@@ -1,6 +1,7 @@
-//! `GroupNorm` of one picture, `torch.nn.functional.group_norm`: `h = (x - mean) / sqrt(var + eps) * weight + bias`, with mean and
-//! variance over all places (tokens) and the features of a group. Wu and He, "Group Normalization", 2018,
-//! <https://arxiv.org/abs/1803.08494>. Forward only: encoders of latents are frozen.
+//! `GroupNorm` of one picture, as `torch.nn.functional.group_norm` computes it:
+//! `h = (x - mean) / sqrt(var + eps) * weight + bias`, with mean and variance over all places (tokens) and the features
+//! of a group. Wu and He, "Group Normalization", 2018, <https://arxiv.org/abs/1803.08494>. Forward only: the encoders
+//! that make latents are frozen.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -13,7 +14,7 @@ use crate::floats::Floats;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// `h` of `x [places, groups * n]`, with `weight` and `bias` `[groups * n]`.
+/// Normalizes `x [places, groups * n]`; `weight` and `bias` are `[groups * n]`.
 ///
 /// # Panics
 /// If the shapes do not fit.

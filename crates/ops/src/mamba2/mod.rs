@@ -2,11 +2,12 @@
 //! Gu, "Transformers are SSMs", 2024 (<https://arxiv.org/abs/2405.21060>); the formulas are those of `mamba2_chunk_scan` in
 //! Transformers' `GraniteMoeHybrid`.
 //!
-//! For a token with the inputs `x [dim]` and `dt` of a head, and `B [state]` and `C [state]` of the head's group:
+//! For a token with the inputs `x [dim]` and `dt` of a head, and `B [state]` and `C [state]` of the head's group, where `S` is the
+//! state before the token and `S'` that after it:
 //! - `t = softplus(dt + dt_bias)`, clamped to both limits, and `g = -exp(A_log) t`;
-//! - `S' = exp(g) S + B (t x)'`, `y = S'' C + D x`.
+//! - `S' = exp(g) S + B (t x)^T`, `y = S'^T C + D x`.
 //!
-//! Backward, from the last token to the first: `dS' += C dy'`, `dC = S' dy`, `du = dS'' B`, `dx = t du + D dy`, `dB = dS' (t x)`,
+//! Backward, from the last token to the first: `dS' += C dy^T`, `dC = S' dy`, `du = dS'^T B`, `dx = t du + D dy`, `dB = dS' (t x)`,
 //! `dg = sum dS' exp(g) S`, `dt = (du x - exp(A_log) dg) sigmoid(dt + dt_bias)` where `t` is within its limits, else 0,
 //! `dD = dy x`, `dS = exp(g) dS'`.
 //!

@@ -1,4 +1,5 @@
-//! Sixteen rows of a matrix as columns: of each column the numbers of all rows, in the lanes of a vector.
+//! Reads sixteen rows of a matrix column by column, as products with few tokens need them: one vector holds a column's
+//! numbers of all sixteen rows.
 use crate::activation::LANES;
 use crate::gemm::{Matrix, Store};
 use crate::quant::{EIGHTH, Eight, Four, Quantized, any_run};
@@ -6,39 +7,40 @@ use crate::simd::{Number, Simd, TurnedBytes, prefetch_far, turn_bytes};
 use std::mem::MaybeUninit;
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// Columns of floats that are turned at once.
+/// Columns of float or bfloat16 rows that are transposed at once.
 const EIGHT: usize = LANES / 2;
-/// Columns that are widened at once.
+/// Columns of a [`Widened`] matrix that are dequantized at once.
 const WIDENED: usize = 64;
 
-/// What takes columns one after the other.
+/// What takes the columns of sixteen rows, one after the other.
 pub(super) trait Sink<V: Copy>: Sized {
-    /// Whether it sums: columns with scales apart are then summed on their own, by [`Sink::fresh`] and [`Sink::fold`].
+    /// Whether it adds columns up. Where numbers have scales apart, the columns of each scale are then summed on their
+    /// own, by [`Sink::fresh`] and [`Sink::fold`].
     const SUMS: bool;
-    /// Whether it takes columns of interleaved matrices alone: others are not compiled for it.
+    /// Whether it is used for interleaved matrices only, so that no code is compiled for others.
     const ONLY_INTERLEAVED: bool = false;
-    /// Column `k`.
+    /// Takes column `k`.
     ///
     /// # Safety
-    /// As whoever makes the sink says.
+    /// Whoever makes the sink says what it asks.
     unsafe fn take(&mut self, k: usize, column: V);
-    /// One that has summed nothing yet.
+    /// A copy of this sink that has summed nothing yet.
     ///
     /// # Safety
-    /// As whoever makes the sink says.
+    /// Whoever makes the sink says what it asks.
     unsafe fn fresh(&self) -> Self;
     /// Adds what `sums` has summed, multiplied by the rows' scales.
     ///
     /// # Safety
-    /// As whoever makes the sink says.
+    /// Whoever makes the sink says what it asks.
     unsafe fn fold(&mut self, sums: Self, factor: V);
 }
 
-/// Sums of products with `TOKENS` tokens, one vector of rows each.
+/// The sums of products with `TOKENS` tokens: for each token a vector of sixteen rows.
 #[derive(Clone, Copy)]
 pub(super) struct Sums<S: Simd, const TOKENS: usize, const APART: usize> {
     pub(super) sums: [S::V; TOKENS],
-    /// The tokens' numbers of column 0; those of the next column are `APART` floats further.
+    /// The tokens' numbers for column 0. Those for the next column are `APART` floats further on.
     pub(super) x: *const f32,
 }
 
@@ -69,7 +71,7 @@ impl<S: Simd, const TOKENS: usize, const APART: usize> Sink<S::V> for Sums<S, TO
     }
 }
 
-/// Vectors end to end.
+/// Writes columns to memory, one vector after the other.
 #[derive(Clone, Copy)]
 pub(super) struct Kept(pub(super) *mut f32);
 
@@ -89,8 +91,8 @@ impl<V: Copy> Sink<V> for Kept {
     unsafe fn fold(&mut self, _: Self, _: V) {}
 }
 
-/// What is fetched while other numbers are multiplied: stretches of memory that lie `step` bytes apart, each as long as eight columns
-/// of sixteen rows. Of an interleaved matrix it is what lies `step` bytes after these numbers.
+/// What to prefetch while other numbers are multiplied: stretches of memory that lie `step` bytes apart, each as long
+/// as eight columns of sixteen rows. For an interleaved matrix it is what lies `step` bytes after the current numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     pub(super) next: *const u8,
@@ -98,7 +100,7 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Fetches so many lines.
+    /// Prefetches the next `LINES` cache lines, and moves on by `step`.
     #[inline(always)]
     fn fetch<const LINES: usize>(&mut self) {
         for line in 0..LINES {
@@ -108,30 +110,30 @@ impl Ahead {
     }
 }
 
-/// Sixteen rows of a matrix.
+/// Sixteen rows of a matrix in one storage format, transposed a few columns at a time.
 pub(super) trait Source<S: Simd>: Copy {
-    /// Columns that are turned at once, a power of two from 8 to 64.
+    /// How many columns are transposed at once: a power of two from 8 to 64.
     const COLUMNS: usize;
-    /// As many columns.
+    /// Room for that many columns, in a form of the source's own.
     type Turned: Copy;
-    /// Turns the columns from `k` on, and fetches as many.
+    /// Transposes the columns from `k` on, and prefetches as many.
     ///
     /// # Safety
     /// The features of `S`; the rows have these columns; `k` is a multiple of `COLUMNS`.
     unsafe fn turn(&mut self, k: usize, ahead: &mut Ahead, to: &mut Self::Turned);
-    /// What [`Source::turn`] writes to.
+    /// Fresh memory for [`Source::turn`] to write to.
     ///
     /// # Safety
     /// The features of `S`.
     unsafe fn room() -> Self::Turned;
-    /// Column `at` of those that were turned.
+    /// Column `at` of those that were transposed last.
     ///
     /// # Safety
     /// The features of `S`.
     unsafe fn column(&self, turned: &Self::Turned, at: usize) -> S::V;
 }
 
-/// Rows of floats.
+/// Rows of float32 or bfloat16 numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Plain<T> {
     pub(super) from: *const T,
@@ -162,7 +164,7 @@ impl<S: Simd, T: Number> Source<S> for Plain<T> {
     }
 }
 
-/// Rows of int8, or of FP8.
+/// Rows of int8 or FP8 codes, with a scale for each row.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes<V, const FP8: bool> {
     codes: *const u8,
@@ -171,7 +173,7 @@ pub(super) struct Bytes<V, const FP8: bool> {
 }
 
 impl<V: Copy, const FP8: bool> Bytes<V, FP8> {
-    /// The rows from `row` on, sixteen of a matrix.
+    /// The sixteen rows of a matrix from `row` on.
     ///
     /// # Safety
     /// The features of `S`; the matrix has these rows.
@@ -214,20 +216,20 @@ impl<S: Simd, const FP8: bool> Source<S> for Bytes<S::V, FP8> {
     }
 }
 
-/// Rows of codes of 4 bits, of whole blocks each.
+/// Rows of 4-bit codes. Each row consists of whole blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles<'a, V> {
     four: &'a Four,
     table: V,
     row: usize,
     width: usize,
-    /// The block of each row that `factor` is of.
+    /// The number of the block within a row whose scales are in `factor`.
     block: usize,
     factor: V,
 }
 
 impl<'a, V: Copy> Nibbles<'a, V> {
-    /// The rows from `row` on, sixteen of a matrix.
+    /// The sixteen rows of a matrix from `row` on, of `width` numbers each.
     ///
     /// # Safety
     /// The features of `S`; the matrix has these rows, of `width` numbers.
@@ -239,7 +241,7 @@ impl<'a, V: Copy> Nibbles<'a, V> {
     }
 }
 
-/// Codes of 32 columns, two a byte, and the scales of either half.
+/// The codes of 32 columns, two in a byte, and the scales of each half.
 #[derive(Clone, Copy)]
 pub(super) struct TurnedNibbles<V> {
     bytes: TurnedBytes,
@@ -288,18 +290,18 @@ impl<S: Simd> Source<S> for Nibbles<'_, S::V> {
     }
 }
 
-/// Rows of any quantized matrix: widened first, then turned.
+/// Rows of any quantized matrix, for what has no source of its own: dequantized first, then transposed.
 #[derive(Clone, Copy)]
 pub(super) struct Widened<'a> {
     pub(super) matrix: &'a Quantized,
-    /// The first row, and the numbers of each.
+    /// The first row, and how many numbers a row has.
     pub(super) row: usize,
     pub(super) width: usize,
-    /// Lines of the matrix for eight columns of sixteen rows.
+    /// How many cache lines of the matrix hold eight columns of sixteen rows.
     pub(super) lines: usize,
 }
 
-/// Columns end to end.
+/// Columns in float32, one after the other.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct TurnedFloats([f32; WIDENED * LANES]);
@@ -340,7 +342,7 @@ impl<S: Simd> Source<S> for Widened<'_> {
     }
 }
 
-/// Hands up to 16 columns from `k` on of at most 16 rows to `sink`; other lanes get any numbers.
+/// Hands up to 16 columns from `k` on, of at most 16 rows, to `sink`. Lanes without a row get arbitrary numbers.
 ///
 /// # Safety
 /// The features of `S`; the matrix, whose columns are 1 apart, has the rows `row..row + rows` and these columns; `sink` may take them.

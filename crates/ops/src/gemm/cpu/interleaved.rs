@@ -1,21 +1,21 @@
-//! Columns of an interleaved matrix: each is read as it lies in memory.
+//! Reads columns of an interleaved matrix, in the order in which they lie in memory.
 use super::columns::{Ahead, Source};
 use crate::activation::LANES;
 use crate::gemm::interleaved::{Interleaved, Numbers};
 use crate::quant::{EIGHTH, Format};
 use crate::simd::{Number, Simd, prefetch_far};
 
-/// Bytes of a block of sixteen rows from what is multiplied to what is fetched meanwhile: less, and memory is waited for; more, and the
-/// last blocks fetch more that nobody reads.
+/// How many bytes ahead of the current ones a block of sixteen rows is prefetched. With less, memory has to be waited
+/// for; with more, the last blocks prefetch more that nobody reads.
 const AHEAD: usize = 2048;
-/// Columns of a block alone from what is multiplied to what is fetched meanwhile.
+/// The same in columns, for a block that is multiplied alone.
 const ALONE: usize = 128;
-/// Blocks of a row from the scales that are multiplied to those that are fetched meanwhile.
+/// How many blocks of a row ahead of the current ones the scales are prefetched.
 const SCALES_AHEAD: usize = 8;
-/// Columns between two looks at what to fetch.
+/// How many columns are read before prefetching goes on.
 const COLUMNS: usize = 8;
 
-/// Asks for the `BYTES` that are multiplied `ahead` bytes after those at `at`.
+/// Prefetches `BYTES` bytes that lie `ahead` bytes after `at`.
 #[inline(always)]
 fn fetch<const BYTES: usize>(at: *const u8, ahead: usize) {
     for line in (0..BYTES).step_by(64) {
@@ -23,27 +23,29 @@ fn fetch<const BYTES: usize>(at: *const u8, ahead: usize) {
     }
 }
 
-/// Columns of sixteen rows, as the values of their codes where they have scales apart.
+/// The columns of sixteen interleaved rows. Where numbers have scales apart, these are the values of their codes,
+/// before the scales.
 pub(super) trait Columns<S: Simd>: Source<S> {
-    /// Whether there are such scales.
+    /// Whether the format has scales apart.
     const SCALED: bool;
-    /// Bytes of a column.
+    /// Bytes of one column of sixteen rows.
     const BYTES: usize;
-    /// Bytes from column `k` to what is fetched while it is multiplied. Beyond the row, which has `width` columns, that belongs to the
-    /// row `groups` blocks later: those between are multiplied side by side. A block alone, with many tokens, fetches further ahead.
+    /// How many bytes after column `k` the prefetched bytes lie. Beyond the end of the row, which has `width` columns,
+    /// they belong to the row `groups` blocks later, because the blocks between are multiplied side by side. A block
+    /// alone, with many tokens, prefetches further ahead.
     #[inline(always)]
     fn distance(k: usize, width: usize, groups: usize) -> usize {
         let ahead = if groups == 1 { AHEAD.max(ALONE * Self::BYTES) } else { AHEAD };
         if k + ahead / Self::BYTES < width { ahead } else { ahead + (groups - 1) * width * Self::BYTES }
     }
-    /// The scales at column `k`.
+    /// The scales of sixteen rows at column `k`.
     ///
     /// # Safety
     /// The features of `S`; the rows have this column.
     unsafe fn factor(&self, k: usize) -> S::V;
 }
 
-/// Sixteen rows in f32 or bfloat16.
+/// Sixteen rows in float32 or bfloat16.
 #[derive(Clone, Copy)]
 pub(super) struct Plain<T>(*const T);
 
@@ -121,7 +123,7 @@ impl<S: Simd, const FP8: bool> Columns<S> for Bytes<S::V, FP8> {
     }
 }
 
-/// `GROUPS` times sixteen rows of `width` codes, with a scale each.
+/// The sources for `GROUPS` blocks of sixteen rows: `width` codes a row, with one scale for each row.
 ///
 /// # Safety
 /// The features of `S`; the codes and scales are there.
@@ -143,16 +145,16 @@ unsafe fn bytes<S: Simd, const FP8: bool, const GROUPS: usize>(
     }
 }
 
-/// Sixteen rows of 4 bits a number.
+/// Sixteen rows of 4-bit codes.
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles<V> {
     codes: *const u32,
     scales: *const f32,
     shift: u32,
     table: V,
-    /// Floats from the scales of this row to those of the next.
+    /// How many floats lie between the scales of a row and those of the next row.
     row: usize,
-    /// Floats from there to those of the row that is read after this one.
+    /// How many floats lie from there to the scales of the row that is read after this one.
     beyond: usize,
 }
 
@@ -189,14 +191,14 @@ impl<S: Simd> Columns<S> for Nibbles<S::V> {
     }
 }
 
-/// What is done with the columns of a block of sixteen rows, or of several.
+/// What reads the columns of `GROUPS` blocks of sixteen rows, whatever their format.
 pub(super) trait Reader<S: Simd, const GROUPS: usize> {
     /// # Safety
     /// The features of `S`; the sources have the columns that the reader takes.
     unsafe fn read<R: Columns<S>>(self, sources: [R; GROUPS]);
 }
 
-/// Hands the columns of `GROUPS` blocks from `block` on to `reader`, as what they are stored as.
+/// Hands the columns of `GROUPS` blocks, from `block` on, to `reader`, in the format in which they are stored.
 ///
 /// # Safety
 /// The features of `S`; the matrix has these blocks.
@@ -239,9 +241,9 @@ pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
     }
 }
 
-/// Writes columns end to end, 16 floats each, without their scales.
+/// Writes columns one after the other, 16 floats each, without their scales.
 struct Widen {
-    /// The first column, and how many.
+    /// The first column, and how many columns.
     columns: [usize; 2],
     to: *mut f32,
 }
@@ -268,7 +270,8 @@ impl<S: Simd> Reader<S, 1> for Widen {
     }
 }
 
-/// Writes columns of a block of sixteen rows end to end in float32, `count` from `first` on, without their scales.
+/// Converts `count` columns of a block of sixteen rows, from `first` on, to float32, one after the other, without their
+/// scales.
 ///
 /// # Safety
 /// The features of `S`; the matrix has the block and these columns; `to` has room for 16 floats of each.

@@ -1,4 +1,5 @@
-//! `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
+//! The matrix product on the CPU, `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`, in blocks that
+//! stay in the caches.
 use super::interleaved::widen;
 use super::product::{Job, Operands, Order, RawTerm, Stage, TILE_ROWS, matmul_tile};
 use super::strip::Strip;
@@ -9,13 +10,14 @@ use crate::simd::{Simd, TileLanes, dispatch};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Panels from which packing a tile of a transposed matrix pays.
+/// From so many panels on, packing a tile of a transposed matrix is worth its time.
 const PACK_PANELS: usize = 6;
-/// Depth from which it pays for tiles of twelve rows, which are most of a cache line: that of an LM head, which no cache holds. Smaller
-/// tiles use less of each line that they read, and packing them pays at any depth.
+/// From this depth on, packing is worth its time for tiles of twelve rows, which are most of a cache line: that is the
+/// depth of an LM head, which no cache holds. Smaller tiles use less of each cache line that they read, and packing
+/// them is worth it at any depth.
 const PACK_DEPTH: usize = 4096;
 
-/// The most columns of an interleaved block that are widened at once.
+/// The most columns of an interleaved block that are converted to float32 at once.
 const WIDE: usize = 256;
 const _: () = assert!(WIDE * LANES <= DEPTH * TILE_ROWS && FOLD <= WIDE, "a tile's memory has room for them");
 
@@ -32,24 +34,25 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, stages: Range<usize>, rows: [usiz
     }
 }
 
-/// One depth of a task's rows.
+/// A task's rows, for one block of the sum.
 #[derive(Clone, Copy)]
 struct Block<'s, 'a> {
     job: &'s Job<'a>,
     term: &'s RawTerm<'a>,
-    /// All tiles, packed, and the row that they begin with.
+    /// All tiles of the task, packed, and the row with which they begin.
     strip: Option<(&'s Strip, usize)>,
-    /// The first column, and how many.
+    /// The first column, and how many columns.
     columns: [usize; 2],
-    /// Panels of the task.
+    /// How many panels the task has.
     panels: usize,
     begins: bool,
-    /// The second term, after the last columns of the first.
+    /// A second term, added together with the last columns of the first.
     second: Option<Operands>,
 }
 
 impl Block<'_, '_> {
-    /// The tile of `rows` rows from `m` on, without an `x`: as it lies in the matrix, or widened or packed to `buffer`.
+    /// The operands of the tile of `rows` rows from `m` on, except for `x`. The tile is used as it lies in the matrix,
+    /// or converted or packed to `buffer`.
     ///
     /// # Safety
     /// The features of `S`; the rows are some of `out` and of the strip where there is one; `buffer` has room for them and for
@@ -68,7 +71,7 @@ impl Block<'_, '_> {
                 let tile = Operands::of_block(block, whole.depth * LANES, [lane, rows], depth);
                 return Operands { x: own.x, stride: own.stride, ..tile };
             }
-            // Tiles rise: the one at the block's beginning has widened it for all of them.
+            // Tiles come in rising order: the first tile of the block has converted it for all of them.
             if lane == 0 {
                 // SAFETY: the matrix has the block, and the stage's columns are at most WIDE: `buffer` has room for 16 numbers of each.
                 unsafe { widen::<S>(matrix, m / LANES, columns, buffer) };
@@ -80,7 +83,7 @@ impl Block<'_, '_> {
         // SAFETY: the matrix reaches these rows and columns: `gemm::matmul_grouped` has asserted it.
         unsafe {
             if term.is_transposed() && (pays || !float) {
-                // Short runs far apart, a cache line and a page each.
+                // Numbers of a column are short runs that lie far apart, each in a cache line and a page of its own.
                 term.columns::<S>([m, rows], columns, buffer);
                 return Operands { matrix: buffer, row: 1, col: rows, ..own };
             }
@@ -89,7 +92,7 @@ impl Block<'_, '_> {
         }
     }
 
-    /// What the sums of the rows `m..m + rows` are multiplied by, where numbers have scales apart.
+    /// What the sums of the rows `m..m + rows` are multiplied by, if numbers have scales apart.
     #[inline(always)]
     fn factors(&self, [m, rows]: [usize; 2]) -> Option<[f32; TILE_ROWS]> {
         let matrix = self.term.interleaved.filter(|matrix| matrix.fold().is_some())?;
@@ -100,7 +103,7 @@ impl Block<'_, '_> {
         Some(factors)
     }
 
-    /// Multiplies a tile of the rows `m..m + rows` with the panels `p..p + panels`.
+    /// Multiplies the tile of the rows `m..m + rows` with the panels `p..p + panels`.
     ///
     /// # Safety
     /// The features of `S`; the rows and panels are some of `out`, and no other task has them.
@@ -131,7 +134,7 @@ impl Block<'_, '_> {
 unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [usize; 2], [p0, p1]: [usize; 2]) {
     let (term, first) = (&stage.first, &stage.first.whole);
     let by_panel = job.order == Order::ByPanel;
-    // Tiles of an interleaved matrix that is not packed lie within its blocks of sixteen rows.
+    // A tile of an interleaved matrix that is not packed must lie within one of its blocks of sixteen rows.
     let within = term.interleaved.is_some() && !by_panel;
     let most_rows = match S::TILE_ROWS {
         _ if !within => S::TILE_ROWS,
@@ -140,7 +143,7 @@ unsafe fn stage_block<'a, S: Simd>(job: &Job<'a>, stage: &Stage<'a>, [m0, m1]: [
     };
     let widens = within && term.interleaved.is_some_and(|matrix| matrix.floats(0, 0).is_none());
     let most_depth = if widens { WIDE } else { DEPTH };
-    // Columns with scales apart are summed on their own.
+    // Columns with scales apart are summed on their own, a few at a time.
     let depth = term.interleaved.and_then(Interleaved::fold).unwrap_or_else(|| {
         let blocks = first.depth.div_ceil(most_depth).max(1);
         first.depth.div_ceil(blocks)
@@ -203,7 +206,7 @@ dispatch! {
     fn matmul_block_at = matmul_block(job: &Job<'_>, stages: Range<usize>, rows: [usize; 2], panels: [usize; 2]);
 }
 
-/// Computes one part of `out`: the stages of these numbers.
+/// Computes one part of `out`, for the stages `numbers` of the job.
 ///
 /// # Safety
 /// The rows and the panels are one task's ([`Job::part`]), and no other thread has it. The operands have passed the checks of
@@ -212,7 +215,7 @@ pub(super) unsafe fn block(job: &Job<'_>, numbers: Range<usize>, [m0, m1]: [usiz
     let stages = &job.stages[numbers.clone()];
     let in_strips = || job.order == Order::ByPanel || stages.iter().any(|stage| stage.first.quantized.is_some());
     let step = match job.panels {
-        // One panel uses each number once: the matrix is read as it lies in memory.
+        // With a single panel, each number of the matrix is used once, so the matrix is read as it lies in memory.
         1 if stages.iter().all(|stage| stage.first.interleaved.is_none()) => TILE_ROWS,
         _ if in_strips() => TASK_ROWS,
         _ => job.row_step,

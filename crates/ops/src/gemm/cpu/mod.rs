@@ -1,5 +1,6 @@
-//! Products on panels. The activation is the vector operand: 16 tokens, a lane each. The matrix is the broadcast operand
-//! and may have any two strides, so that one row-major weight serves forward and backward.
+//! Matrix products on the CPU. The activation is the vector operand: a vector holds one feature of 16 tokens. Each
+//! number of the matrix is broadcast to all lanes. The matrix may have any two strides, so that one row-major weight
+//! serves forward and backward.
 use crate::activation::LANES;
 use crate::simd::TileLanes;
 
@@ -26,12 +27,13 @@ pub(super) use grouped::{has_transposed, matmul_grouped, matmul_transposed, matv
 pub(super) use outer::{outer, transposed};
 pub(crate) use tiles::{score_tile, sum_tile};
 
-/// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
+/// How many columns of the matrix are summed in one block: the matrix tile then stays in L1, and the activation's block
+/// in L2.
 const DEPTH: usize = 512;
 /// The most rows of the matrix that are packed together ([`strip`]). A task that packs a tile at a time may have more.
 const TASK_ROWS: usize = 96;
 
-/// Adds the products of one column.
+/// Adds the products of one column of the matrix to `acc`.
 ///
 /// # Safety
 /// The features of `S`; `matrix` reaches `ROWS` rows, `x` a vector in each of `PANELS` panels.
@@ -77,11 +79,11 @@ pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     unsafe { tile_and::<S, ROWS, PANELS>(depth, [matrix, x], [row, col], stride, acc, |_| {}) }
 }
 
-/// As [`tile`], of the matrix and `x`, and the matrix's strides; calls `meanwhile` with the number of each column, or of each fourth in a
-/// small tile.
+/// As [`tile`], with the matrix and `x` in one array, and the matrix's two strides in another. Calls `meanwhile` with
+/// the number of each column, or of every fourth column in a small tile.
 ///
 /// # Safety
-/// As of [`tile`].
+/// As for [`tile`].
 #[inline(always)]
 unsafe fn tile_and<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     depth: usize,
@@ -91,9 +93,9 @@ unsafe fn tile_and<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     acc: &mut [[S::Sum; PANELS]; ROWS],
     meanwhile: impl Fn(usize),
 ) {
-    // Of a small tile four columns at a time: counting them takes time beside so few products.
+    // A small tile takes four columns at a time, because counting columns takes time beside so few products.
     let turns = if ROWS * PANELS <= 6 { 4 } else { 1 };
-    // The compiler keeps an array of its own in registers, whatever the caller does with `acc`.
+    // The compiler keeps a local array in registers, whatever the caller does with `acc`.
     let mut sums = *acc;
     let mut left = depth;
     while left >= turns {
@@ -116,7 +118,7 @@ unsafe fn tile_and<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     *acc = sums;
 }
 
-/// How many rows the next tile takes when `left` remain, for a kernel of `max` rows.
+/// How many rows the next tile takes if `left` rows remain and the kernel's largest tile has `max`.
 #[inline(always)]
 pub(crate) const fn tile_rows(left: usize, max: usize) -> usize {
     match left {
@@ -131,7 +133,7 @@ pub(crate) const fn tile_rows(left: usize, max: usize) -> usize {
     }
 }
 
-/// Whether a kernel has tiles of so many rows and panels ([`tile_rows`]): the others are not compiled.
+/// Whether [`tile_rows`] ever chooses a tile of so many rows and panels. No code is compiled for others.
 pub(crate) const fn has_tile<S: TileLanes>(rows: usize, panels: usize) -> bool {
     rows <= S::TILE_ROWS && panels <= S::TILE_PANELS && (rows != 6 || S::TILE_ROWS == 6)
 }

@@ -1,4 +1,4 @@
-//! `out[m, n] += sum_t y[t, m] x[t, n]`, rows in parallel.
+//! Gradients of weights on the CPU, `out[m, n] += sum_t y[t, m] x[t, n]`: tasks take rows of `out`.
 use super::outer_job::OuterJob;
 use super::strip::gather_rows;
 use super::{outer_amx, pairs, tile, tile_rows, transpose, with_tile};
@@ -8,20 +8,21 @@ use crate::par;
 use crate::scratch::with_scratch;
 use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs, in_tiles};
 
-/// Floats of `y` that a task packs, at most, unless [`FEWEST_ROWS`] are more: 384 KiB of the second cache.
+/// The most floats of `y` that a task packs, 384 KiB of the L2 cache, unless [`FEWEST_ROWS`] rows are more.
 const PACKED: usize = 96 << 10;
 /// The most and the fewest rows of a task.
 const TASK_ROWS: usize = 48;
 const FEWEST_ROWS: usize = 12;
-/// Pairs of a panel's tokens.
+/// How many pairs the tokens of a panel make.
 const PAIRS: usize = LANES / 2;
 
-/// Panels of a block of [`Transposed`]: those of `x`, and one of zeros where tiles of AMX take two at a time.
+/// Panels of each block of [`Transposed`]: those of `x`, rounded up to an even number for AMX, whose tiles take two
+/// panels at a time. The panel that is added holds zeros.
 fn panels(x: &Activation, in_pairs: bool) -> usize {
     if in_pairs && in_tiles() { x.panels().next_multiple_of(2) } else { x.panels() }
 }
 
-/// Fills `act`, the copy that [`Transposed`] is, in pairs of tokens or in float32.
+/// Fills `act` as the transposed copy of `x`, in bfloat16 pairs of tokens or in float32.
 pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs: bool) {
     let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
     let (to, panels) = (act.shared(), panels(x, in_pairs));
@@ -57,12 +58,13 @@ pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs
     });
 }
 
-/// Rows of `y` as a task multiplies them.
+/// Where a task finds its rows of `y`.
 #[derive(Clone, Copy)]
 enum Rows {
-    /// Packed: `[tile][column][rows of the tile]`.
+    /// Packed to `[tile][column][rows of the tile]`.
     Packed(*const f32),
-    /// The place of the first row, and floats from one panel to the next, as panels have them: `[panel][row][column]`.
+    /// In panels, `[panel][row][column]`: the address of the first row, and the number of floats from one panel to the
+    /// next.
     InPanels(*const f32, usize),
 }
 
@@ -119,7 +121,7 @@ unsafe fn outer_tile<S: TileLanes, const ROWS: usize, const BLOCKS: usize>(
     }
 }
 
-/// Multiplies the rows `m0..m1`.
+/// Computes the rows `m0..m1` of `out`.
 ///
 /// # Safety
 /// The features of `S`; these rows are some of `out`, no other task has them, and `rows` holds them, as [`outer_tile`] says.
@@ -191,7 +193,7 @@ unsafe fn outer_of_pairs<P: PairLanes>(job: &OuterJob, [m0, m1]: [usize; 2], pac
         let rows = tile_rows(m1 - m, P::TILE_ROWS);
         for panel in (0..job.panels).step_by(2) {
             let count = 2.min(job.panels - panel);
-            // Each row's pairs of two panels, end to end.
+            // The pairs of each row in two panels, one after the other.
             let mut rounded = [0.0f32; FEWEST_ROWS * LANES];
             for second in 0..count {
                 let mut pairs = [0.0f32; FEWEST_ROWS * PAIRS];
@@ -224,7 +226,7 @@ unsafe fn outer_of_pairs<P: PairLanes>(job: &OuterJob, [m0, m1]: [usize; 2], pac
 dispatch! { fn outer_rows_at = outer_of_numbers(job: &OuterJob, rows: [usize; 2], packed: *mut f32); }
 dispatch_pairs! { fn outer_rows_in_pairs = outer_of_pairs(job: &OuterJob, rows: [usize; 2], packed: *mut f32); }
 
-/// `out` holds `[rows, cols]` with strides `[row, col]`.
+/// Adds the product to `out`, a matrix `[rows, cols]` with strides `[row, col]`.
 pub(in crate::gemm) fn outer(out: &mut [f32], [row, col]: [usize; 2], y: &Activation, x: &Transposed) {
     let (rows, cols) = (y.features(), x.features);
     let job = OuterJob {

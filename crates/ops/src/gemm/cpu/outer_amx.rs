@@ -1,4 +1,4 @@
-//! Gradients of weights in tiles of AMX: `out[m, n] += sum_t y[t, m] x[t, n]`, operands rounded to bfloat16.
+//! Gradients of weights in AMX tiles, `out[m, n] += sum_t y[t, m] x[t, n]`, with operands rounded to bfloat16.
 use super::outer_job::OuterJob;
 use super::pairs::round_row;
 use super::tile_sizes::STEP;
@@ -8,14 +8,14 @@ use crate::scratch::{Cutter, with_scratch};
 use crate::simd::amx::{TilePart, TileSums, Tiles};
 use crate::simd::{PairLanes, dispatch_pairs};
 
-/// Rows and columns of the largest product of tiles.
+/// Rows and columns of `out` that four tiles of sums cover.
 const SIDE: usize = 2 * LANES;
-/// Tasks for each thread.
+/// How many tasks each thread gets.
 const TASKS: usize = 4;
-/// Pairs of a panel's tokens.
+/// How many pairs the tokens of a panel make.
 const PAIRS: usize = LANES / 2;
 
-/// Memory of a task: the pairs of its rows, of one panel of them, and four tiles of sums.
+/// The scratch memory of a task: the pairs of all its rows, those of one panel, and four tiles of sums.
 #[derive(Clone, Copy)]
 struct Memory {
     rows: *mut f32,
@@ -23,7 +23,8 @@ struct Memory {
     sums: *mut f32,
 }
 
-/// `rows` rows of `out`. The blocks of `x` have an even number of panels, the last of zeros where `y` has none.
+/// Computes `rows` rows of `out`. The blocks of `x` have an even number of panels; the last panel is zeros if `y` has
+/// none there.
 pub(super) fn outer(job: &OuterJob, rows: usize) {
     let wanted = TASKS * par::threads();
     let row_tasks = rows.div_ceil(SIDE);

@@ -1,9 +1,9 @@
-//! What a gradient of weights is computed from: `out[m, n] += sum_t y[t, m] x[t, n]`.
+//! The operands of a weight's gradient on the CPU, `out[m, n] += sum_t y[t, m] x[t, n]`.
 use crate::activation::LANES;
 use crate::simd::prefetch;
 
-/// Blocks of 16 features of `x` from which the rows of `y` are packed. It was slower with one block, LoRA's rank of 16, equal with two, and
-/// faster with 36: four is an estimate.
+/// If `x` has at least so many blocks of 16 features, the rows of `y` are packed. Packing was slower with one block
+/// (LoRA's rank of 16), equal with two, and faster with 36: four is an estimate.
 const PACK_BLOCKS: usize = 4;
 
 pub(super) struct OuterJob {
@@ -26,7 +26,7 @@ impl OuterJob {
         self.cols.div_ceil(LANES) >= PACK_BLOCKS
     }
 
-    /// Fetches `count` numbers of `out` from row `m` and column `n` on.
+    /// Prefetches `count` numbers of `out`, from row `m` and column `n` on.
     #[inline(always)]
     pub(super) fn fetch(&self, m: usize, n: usize, count: usize) {
         if self.col == 1 {

@@ -1,9 +1,9 @@
-//! Products whose operands are rounded to bfloat16 and multiplied in pairs of neighbours along the sum. Sums are float32, in
-//! the order of the pairs, whatever the tasks.
+//! Matrix products on the CPU with operands rounded to bfloat16, two neighbours along the sum at a time (the
+//! `VDPBF16PS` instruction). Sums are float32, in the order of the pairs, however the work is divided into tasks.
 //!
-//! A task rounds its panels once for each block of the sum: `[panel][pair][16 tokens]`, a pair in a lane of 32 bits. Of the matrix it rounds a tile
-//! at a time, in pairs of columns, so that one matrix serves forward and backward. A tile is then multiplied as in
-//! float32, in half as many steps.
+//! A task rounds its panels once for each block of the sum, to `[panel][pair][16 tokens]`: a pair fills a lane of 32
+//! bits. It rounds the matrix one tile at a time, in pairs of columns, so that one matrix serves forward and backward.
+//! A tile is then multiplied as in float32, in half as many steps.
 use super::product::{Job, Operands, Order, PAIR_PANELS, RawTerm, Stage, matmul_tile};
 use super::rounding::{round_panel_at, round_panels};
 use super::strip::Strip;
@@ -14,14 +14,14 @@ use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{PairLanes, Simd, dispatch_pairs, prefetch};
 use std::mem::MaybeUninit;
 
-/// The largest number of pairs in a block of the contraction: with the most panels, 640 KiB of them.
+/// The most pairs in a block of the sum: with the most panels they take 640 KiB.
 const PAIRS: usize = 320;
-/// How many columns of a transposed matrix ahead are fetched.
+/// How many columns ahead a transposed matrix is prefetched.
 const AHEAD: usize = 16;
-/// Numbers of a row that are looked up at once.
+/// How many numbers of a row are dequantized at once.
 const RUN: usize = 512;
 
-/// Rounds `depth` floats that lie end to end: `depth.div_ceil(2)` pairs.
+/// Rounds `depth` consecutive floats to `depth.div_ceil(2)` pairs.
 ///
 /// # Safety
 /// The features of `P`; `from` holds `depth` floats, `to` has room for the pairs.
@@ -61,7 +61,7 @@ pub(super) unsafe fn round_block(from: *const f32, to: *mut f32) {
     unsafe { round_panel_at(from, LANES, to) }
 }
 
-/// A matrix as it is stored, from a tile's first number on.
+/// The numbers of a matrix in its storage format, from a tile's first number on.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers<'a> {
     Wide(*const f32),
@@ -70,17 +70,17 @@ pub(super) enum Numbers<'a> {
 }
 
 impl<'a> RawTerm<'a> {
-    /// Whether a strip holds the columns of a block.
+    /// Whether a task first packs a block's columns in a strip: for a quantized matrix that is transposed.
     const fn strips(&self) -> bool {
         self.quantized.is_some() && self.is_transposed()
     }
 
-    /// Features of a block of the sum, an even number.
+    /// How many features a block of the sum has; an even number.
     pub(super) fn block(&self, order: Order) -> usize {
         let (most, step) = match order {
             Order::InTiles => (tile_sizes::BLOCK, tile_sizes::STEP),
             Order::Split => (tile_sizes::SPLIT_BLOCK, tile_sizes::STEP),
-            // A strip holds fewer columns.
+            // A strip has room for fewer columns.
             _ if self.strips() => (DEPTH, 2),
             _ => (2 * PAIRS, 2),
         };
@@ -88,7 +88,8 @@ impl<'a> RawTerm<'a> {
         self.whole.depth.div_ceil(blocks).next_multiple_of(step)
     }
 
-    /// Where panel `p` of the block of `depth` features from `k0` on begins, of an activation of `panels` that is rounded for all tasks.
+    /// The address of panel `p`, for the block of `depth` features from `k0` on, of an activation of `panels` panels
+    /// that was rounded once for all tasks.
     pub(super) fn rounded_block(
         &self,
         (panels, order): (usize, Order),
@@ -99,7 +100,7 @@ impl<'a> RawTerm<'a> {
         (!self.rounded.is_null()).then(|| self.rounded.wrapping_add(at).cast_mut())
     }
 
-    /// The numbers from `at` on.
+    /// The matrix's numbers from index `at` on.
     pub(super) fn numbers(&self, at: usize) -> Numbers<'a> {
         match self.quantized {
             Some(matrix) => Numbers::Quantized(matrix, at),
@@ -109,8 +110,8 @@ impl<'a> RawTerm<'a> {
     }
 }
 
-/// Rounds `rows` rows of `depth` numbers that lie end to end; `row` numbers from one to the next. Each becomes
-/// `depth.div_ceil(2)` pairs end to end, `apart` from those of the row before.
+/// Rounds `rows` rows of `depth` consecutive numbers; consecutive rows begin `row` numbers apart. Each row becomes
+/// `depth.div_ceil(2)` consecutive pairs, which begin `apart` pairs after those of the row before.
 ///
 /// # Safety
 /// The features of `P`; the matrix has these rows; `to` has room for them.
@@ -156,7 +157,8 @@ pub(super) unsafe fn pack_rows<P: PairLanes>(
     }
 }
 
-/// `rows` numbers at `at`, and what is behind them where all sixteen are there, or else zeros.
+/// The `rows` numbers at `at`. Lanes beyond them hold what follows in the matrix if all sixteen numbers are there, else
+/// zeros.
 ///
 /// # Safety
 /// The features of `P`; `rows` numbers are there, at most 16, and 16 if `whole`.
@@ -177,14 +179,14 @@ pub(super) unsafe fn column<P: PairLanes>(from: Numbers<'_>, at: usize, rows: us
                 std::ptr::copy_nonoverlapping(from.add(at), lanes.as_mut_ptr(), rows);
                 P::Wide::load_bf16(lanes.as_ptr())
             }
-            // Its columns come from a strip.
+            // Columns of a quantized matrix come from a strip.
             Numbers::Quantized(..) => P::Wide::splat(0.0),
         }
     }
 }
 
-/// Rounds `rows` rows of a transposed matrix, whose rows are 1 apart and columns `col`: `[pair][row]`. `left` numbers lie
-/// behind `from`.
+/// Rounds `rows` rows of a transposed matrix, whose rows are 1 apart and columns `col`, to `[pair][row]`. The matrix
+/// has `left` numbers from `from` on.
 ///
 /// # Safety
 /// The features of `P`; the matrix has these rows and `depth` columns; `to` has room for the pairs and 15 more.
@@ -200,7 +202,7 @@ unsafe fn pack_columns<P: PairLanes>(
     for pair in 0..depth.div_ceil(2) {
         let k = 2 * pair;
         if let Numbers::Narrow(from) = from {
-            // Each column is in a page of its own, and the processor fetches ahead within a page alone.
+            // Each column is in a page of its own, and the processor prefetches within a page only.
             prefetch(from.wrapping_add((k + AHEAD) * col).cast());
             prefetch(from.wrapping_add((k + 1 + AHEAD) * col).cast());
             if k + 1 < depth && (k + 1) * col + LANES <= left {
@@ -226,7 +228,7 @@ unsafe fn pack_columns<P: PairLanes>(
     }
 }
 
-/// A matrix of any two strides, number by number: `[row][pair]`, `apart` pairs from one row to the next.
+/// Rounds a matrix with any two strides, number by number, to `[row][pair]`; rows begin `apart` pairs from each other.
 ///
 /// # Safety
 /// The features of `P`; the matrix has these rows and columns; `to` has room for the pairs.
@@ -253,7 +255,7 @@ pub(super) unsafe fn pack_any<P: PairLanes>(
     }
 }
 
-/// As [`pack_any`], of bfloat16 numbers.
+/// As [`pack_any`], for numbers that are bfloat16 already.
 ///
 /// # Safety
 /// The matrix has these rows and columns; `to` has room for the pairs.
@@ -275,11 +277,11 @@ pub(super) unsafe fn copy_any(
     }
 }
 
-/// Memory for a tile: pairs of the largest one, and what a vector writes behind them.
+/// Scratch memory for the pairs of the largest tile, and for what a vector writes beyond them.
 type Packed<const PAIRS: usize> = [MaybeUninit<f32>; PAIRS];
 
-/// A tile of `rows` rows from `m` on and `depth` columns from `k0` on, rounded to `to`; its operands, without an `x`. A
-/// quantized transposed matrix lies in `strip`, from row `strip_row` on.
+/// Rounds the tile of `rows` rows from `m` on and `depth` columns from `k0` on to `to`, and returns its operands,
+/// without an `x`. A transposed quantized matrix is read from `strip`, which begins with row `strip_row`.
 ///
 /// # Safety
 /// The features of `P`; the matrix has these rows and columns, `to` has room for `rows * depth.div_ceil(2)` pairs and 15
@@ -324,7 +326,7 @@ unsafe fn pack_tile<P: PairLanes>(
     Operands { matrix: to, row, col, x: std::ptr::null(), stride: 0, depth: pairs, next: None }
 }
 
-/// The rows `m0..m1` and the panels `p0..p1` of a job's result.
+/// Computes the rows `m0..m1` and the panels `p0..p1` of a job's result.
 ///
 /// # Safety
 /// The rows and the panels, at most [`PAIR_PANELS`], are some of `out`, and no other task has them. `job` has passed the
@@ -387,7 +389,7 @@ unsafe fn stage_block<P: PairLanes>(
                 }
             }
         }
-        // Where panel `p0` of this block is.
+        // The address of panel `p0` in this block.
         let rounded = (job.panels, Order::InPairs);
         let first_x = first.rounded_block(rounded, [k0, part], p0).unwrap_or(first_x);
         let second_x = second.and_then(|it| it.rounded_block(rounded, [0, it.whole.depth], p0)).unwrap_or(second_x);
@@ -405,7 +407,7 @@ unsafe fn stage_block<P: PairLanes>(
                 let (mut first, mut second) = unsafe {
                     let to = packed.as_mut_ptr().cast();
                     let tile = match first.interleaved.and_then(|matrix| matrix.pairs(m / LANES)) {
-                        // As it lies: a tile is within a block of sixteen rows.
+                        // Used as it lies in memory: a tile is within a block of sixteen rows.
                         Some(words) => {
                             let apart = first.whole.depth.div_ceil(2) * LANES;
                             Operands::of_block(words.add(k0 / 2 * LANES), apart, [m % LANES, rows], pairs)

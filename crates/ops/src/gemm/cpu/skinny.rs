@@ -1,9 +1,9 @@
-//! The product with few tokens, as a step of generation has them. How fast memory is read is its limit.
+//! The matrix product with few tokens, as in a step of generation. The speed of reading memory limits it.
 //!
-//! [`matmul`](super::matmul) has tokens in the lanes, and with few of them most lanes would be empty. Here sixteen rows of the matrix fill
-//! the lanes ([`columns`](super::columns)), and a number of a token is broadcast. Each sum has the same multiply-adds in the same order, so
-//! it has the same bits: a text's answer does not depend on how many others are answered with it. Where an interleaved matrix has scales
-//! apart, both sum a few columns before they multiply by one ([`Interleaved`](crate::gemm::Interleaved)).
+//! In [`matmul`](super::matmul) tokens fill the lanes of a vector, so with few tokens most lanes would be empty. Here sixteen rows of the
+//! matrix fill the lanes ([`columns`](super::columns)), and a number of a token is broadcast. Each sum has the same multiply-adds in the same
+//! order as there, and so the same bits: a text's answer does not depend on how many others are answered with it. Where an interleaved matrix
+//! has scales apart, both sum a few columns before they multiply by a scale ([`Interleaved`](crate::gemm::Interleaved)).
 use super::columns::{Ahead, Bytes, Kept, Nibbles, Plain, Sink, Source, Sums, Widened, some};
 use super::interleaved::{self, Columns, Reader};
 use super::product::splits;
@@ -15,44 +15,44 @@ use crate::simd::{Simd, dispatch};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// The most tokens.
+/// The most tokens of such a product.
 const MOST: usize = LANES;
-/// Vectors of rows side by side, of one token and interleaved matrices: so many that no sum waits for the one before it.
+/// How many vectors of rows are summed side by side for one token and interleaved matrices: enough that no sum waits for the one before it.
 const MANY: usize = 4;
-/// As many, of a few tokens, or of other matrices.
+/// The same for a few tokens, or for other matrices.
 const FEW: usize = 2;
-/// Vectors of rows in the largest task.
+/// How many vectors of rows the largest task has.
 const LARGEST: usize = 64;
-/// Columns that are kept until all tokens were multiplied with them.
+/// How many columns are kept until all tokens were multiplied with them.
 const CHUNK: usize = 64;
-/// Bytes of sixteen rows up to which all of the next ones are fetched while they are multiplied, in the order of memory.
+/// If sixteen rows take at most so many bytes, the next sixteen are prefetched while they are multiplied, in the order of memory.
 const WHOLE: usize = 256 << 10;
-/// Columns of sixteen longer rows that are fetched while as many before them are multiplied.
+/// If they take more: how many of their columns are prefetched while as many before them are multiplied.
 const STRETCH: usize = LANES * 8;
 
-/// A product, and how it is cut into tasks.
+/// A product, and how it is divided into tasks.
 pub(super) struct Job<'a> {
-    /// The first lane of the result's first feature.
+    /// Where the first lane of the result's first feature is.
     out: *mut f32,
     /// Whether the result is `[rows, tokens]`, with rows in the lanes.
     transposed: bool,
     pub(super) tokens: usize,
     init: Init<'a>,
-    /// One alone where its matrix lies in pairs.
+    /// The terms. There is only one if its matrix lies in pairs.
     pub(super) parts: SmallVec<[Part<'a>; 2]>,
     rows: usize,
     /// Whether all matrices are interleaved.
     interleaved: bool,
-    /// Vectors of rows side by side, at most, where the tokens are few.
+    /// How many vectors of rows are summed side by side at most, if the tokens are few.
     pub(super) groups: usize,
-    /// Rows of a task.
+    /// How many rows a task has.
     step: usize,
 }
 
 // SAFETY: the operands stay borrowed while tasks run; each reads them and writes rows of `out` that no other task has.
 unsafe impl Sync for Job<'_> {}
 
-/// Where a matrix's numbers are, and the bits of each. Scales lie apart, and are few.
+/// Where a matrix's numbers are, and how many bits each has. Scales lie elsewhere, and are few.
 fn stored(matrix: &Matrix<'_>) -> (*const u8, usize) {
     match matrix.data {
         Store::F32(values) => (values.cpu_slice().as_ptr().cast(), 32),
@@ -64,8 +64,8 @@ fn stored(matrix: &Matrix<'_>) -> (*const u8, usize) {
     }
 }
 
-/// What to fetch while the columns from `column` on are multiplied, of a matrix whose numbers of `bits` bits are at `from`: a stretch for
-/// each eight columns. `own` is the first of the sixteen rows, `next` the row that comes after them.
+/// What to prefetch while the columns from `column` on are multiplied: one stretch for every eight columns. The matrix's numbers have `bits`
+/// bits and begin at `from`. `own` is the first of the sixteen rows, `next` the row that follows them.
 #[inline(always)]
 fn ahead(from: *const u8, bits: usize, [row, depth]: [usize; 2], column: usize, [own, next]: [usize; 2]) -> Ahead {
     let bytes = |numbers: usize| numbers * bits / 8;
@@ -73,25 +73,25 @@ fn ahead(from: *const u8, bits: usize, [row, depth]: [usize; 2], column: usize, 
         let next = from.wrapping_add(bytes(next * row + column * LANES));
         return Ahead { next, step: bytes(LANES * 8) };
     }
-    // A row after the other.
+    // Long rows are prefetched one after the other.
     let (later, index) = (column / STRETCH * STRETCH + STRETCH, column % STRETCH / 8);
     let (first, column) = if later < depth { (own, later) } else { (next, 0) };
     Ahead { next: from.wrapping_add(bytes((first + index) * row + column)), step: bytes(row) }
 }
 
-/// Rows of one term, and the columns of them that are multiplied.
+/// Some rows of one term, and the columns of them to multiply.
 #[derive(Clone, Copy)]
 struct Block<'a> {
     matrix: &'a Matrix<'a>,
     depth: usize,
-    /// The first row, and how many.
+    /// The first row, and how many rows.
     rows: [usize; 2],
     /// The first column, a multiple of [`CHUNK`], and the one after the last.
     columns: [usize; 2],
 }
 
 impl Block<'_> {
-    /// Hands all whole steps of columns to the sinks, one for each sixteen rows, in turn. Returns the first column that is left.
+    /// Hands all whole steps of columns to the sinks, one sink for each sixteen rows, in turn. Returns the first column that is left.
     ///
     /// # Safety
     /// The features of `S`; the sources have the columns, and each sink may take them.
@@ -118,9 +118,9 @@ impl Block<'_> {
                 for ((source, ahead), to) in sources.iter_mut().zip(&mut aheads).zip(&mut turned) {
                     source.turn(k, ahead, to);
                 }
-                // Values of their own: what is behind a reference is written to memory after each column.
+                // A local copy: what is behind a reference would be written to memory after each column.
                 let mut own = *sinks;
-                // By turns, so that no sum waits for the one before it.
+                // The groups take turns, so that no sum waits for the one before it.
                 for at in (0..R::COLUMNS).step_by(2) {
                     for at in [at, at + 1] {
                         for (group, sink) in own.iter_mut().enumerate() {
@@ -164,7 +164,7 @@ impl Block<'_> {
     unsafe fn feed<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize>(&self, sinks: &mut [K; GROUPS]) {
         let (Self { matrix, rows: [first, count], columns, .. }, row) = (*self, self.matrix.row);
         if const { GROUPS > FEW || K::ONLY_INTERLEAVED } {
-            // Without code for the matrices of which no product has so many.
+            // So many groups are used for interleaved matrices only: no code is compiled for others.
             let Store::Interleaved(matrix) = matrix.data else { unreachable!("not an interleaved matrix") };
             let reader = Feed { columns, fold: matrix.fold().unwrap_or(usize::MAX), width: matrix.width(), sinks };
             // SAFETY: as the caller says.
@@ -227,7 +227,7 @@ impl Block<'_> {
 
 /// Hands columns of an interleaved matrix to sinks, one for each sixteen rows.
 struct Feed<'s, K, const GROUPS: usize> {
-    /// The first, and the one after the last.
+    /// The first column, and the one after the last.
     columns: [usize; 2],
     /// [`Interleaved::fold`], if there is one.
     fold: usize,
@@ -246,7 +246,7 @@ impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for F
             let (mut turned, mut ahead) = ([R::room(); GROUPS], Ahead { next: std::ptr::null(), step: 0 });
             while k < end {
                 let (first, stop) = (k, if folds { end.min((k / fold + 1) * fold) } else { end });
-                // Values of their own: what is behind a reference is written to memory after each column.
+                // A local copy: what is behind a reference would be written to memory after each column.
                 let mut own = *sinks;
                 if folds {
                     for sink in &mut own {
@@ -286,7 +286,7 @@ impl<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize> Reader<S, GROUPS> for F
     }
 }
 
-/// The sums that the rows `m..m + count` begin with, of one token: lanes beyond them are zero.
+/// The values with which the sums of the rows `m..m + count` start, for one token. Lanes without a row are zero.
 ///
 /// # Safety
 /// The rows, at most 16, are some of the result, and `token` is below 16.
@@ -307,7 +307,7 @@ pub(super) unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: us
     sums
 }
 
-/// Writes the rows `m..m + count` of the result from the sums of each token. Lanes without a token are zero.
+/// Writes the rows `m..m + count` of the result from each token's sums. Lanes without a token become zero.
 ///
 /// # Safety
 /// The features of `S`; the rows, at most 16 from a multiple of 16 on, are some of the result, and no other task has them.
@@ -330,7 +330,7 @@ pub(super) unsafe fn write<S: Simd>(job: &Job<'_>, [m, count]: [usize; 2], sums:
     }
 }
 
-/// The rows `m..m + count` of the result, at most `16 GROUPS`, with all tokens' sums in registers: `TOKENS` of them, or fewer.
+/// Computes the rows `m..m + count` of the result, at most `16 GROUPS`, with all sums in registers, for up to `TOKENS` tokens.
 ///
 /// # Safety
 /// The features of `S`; the rows are some of the result, and no other task has them. `job` has passed the checks of
@@ -369,7 +369,7 @@ unsafe fn at_once<S: Simd, const TOKENS: usize, const APART: usize, const GROUPS
     }
 }
 
-/// Adds the products of columns, end to end, with `TOKENS` tokens to their sums.
+/// Adds the products of consecutive columns with `TOKENS` tokens to the tokens' sums.
 ///
 /// # Safety
 /// The features of `S`; `x` has TOKENS numbers for each column, 16 floats from one column to the next.
@@ -390,13 +390,13 @@ unsafe fn add_columns<S: Simd, const TOKENS: usize>(columns: &[f32], x: *const f
     }
 }
 
-/// As [`at_once`], of at most 16 rows and any number of tokens: columns are kept until all of them were multiplied.
+/// As [`at_once`], for at most 16 rows and any number of tokens: columns are kept until all tokens were multiplied with them.
 ///
 /// # Safety
-/// As there.
+/// As for [`at_once`].
 #[inline(always)]
 unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
-    /// Each vector lies in one line of the cache.
+    /// Aligns a vector to a cache line.
     #[repr(align(64))]
     struct Lines<T>(T);
     // SAFETY: as in `at_once`. At most CHUNK columns are kept at a time, and the panel of an operand has 16 numbers of each feature.
@@ -406,7 +406,7 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
             *sum = first_sums(job, [m, count], token);
         }
         let mut columns = Lines([0.0f32; LANES * CHUNK]);
-        // Of columns with a scale apart, until they are multiplied by it.
+        // Sums of columns with a scale apart, until they are multiplied by it.
         let mut apart = Lines([[0.0f32; LANES]; MOST]);
         for Part { matrix, depth, x } in &job.parts {
             let scaled = match matrix.data {
@@ -416,7 +416,7 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
             let chunk = scaled.map_or(CHUNK, |(_, fold)| CHUNK.min(fold));
             for k in (0..*depth).step_by(chunk) {
                 let end = (k + chunk).min(*depth);
-                // The sink counts columns from the row's beginning.
+                // The sink counts columns from the beginning of the row.
                 let mut sinks = [Kept(columns.0.as_mut_ptr().wrapping_sub(k * LANES))];
                 Block { matrix, depth: *depth, rows: [m, count], columns: [k, end] }.feed::<S, _, 1>(&mut sinks);
                 let columns = &columns.0[..(end - k) * LANES];
@@ -424,7 +424,7 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
                 while token < job.tokens {
                     let sums = if scaled.is_some() { &mut apart.0[token..] } else { &mut sums.0[token..] };
                     let from = x.first().add(k * LANES + token);
-                    // As many sums as there are registers for.
+                    // As many sums as the processor has registers for.
                     if S::ROWS >= 12 {
                         add_columns::<S, 8>(columns, from, sums);
                         token += 8;
@@ -447,7 +447,7 @@ unsafe fn in_turn<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
     }
 }
 
-/// A function of its own for each kind of block: in one function they would keep the compiler busy for minutes.
+/// Makes one function for each kind of block. A single function with all of them would keep the compiler busy for minutes.
 macro_rules! at_once {
     ($($name:ident, $kernel:ident: $tokens:expr, $apart:expr, $groups:expr;)*) => { $(
         /// # Safety
@@ -476,7 +476,7 @@ at_once! {
 unsafe fn eight_kernel<S: Simd>(job: &Job<'_>, m: usize, count: usize) {
     // SAFETY: as the caller says.
     unsafe {
-        // As many sums as there are registers for.
+        // As many sums as the processor has registers for.
         if S::ROWS >= 12 { at_once::<S, 8, LANES, 1>(job, m, count) } else { in_turn::<S>(job, m, count) }
     }
 }
@@ -493,7 +493,7 @@ dispatch! { fn eight_by_one = eight_kernel(job: &Job<'_>, m: usize, count: usize
 dispatch! { fn sixteen_by_one = sixteen_kernel(job: &Job<'_>, m: usize, count: usize); }
 dispatch! { fn many_by_one = in_turn(job: &Job<'_>, m: usize, count: usize); }
 
-/// The rows `m0..m1` of the result.
+/// Computes the rows `m0..m1` of the result.
 ///
 /// # Safety
 /// They are some of the result, and no other task has them. `job`, without [`Job::words`], has passed the checks of `gemm::matmul_grouped`.
@@ -524,7 +524,7 @@ pub(super) unsafe fn task_at(job: &Job<'_>, [m0, m1]: [usize; 2]) {
     }
 }
 
-/// Whether these products' sum, of this pool, has few tokens, and the matrices lie in rows, and interleaved if the pool multiplies in pairs
+/// Whether this product can be computed here: few tokens, and matrices that lie in rows, which are interleaved if the pool multiplies in pairs
 /// or splits an activation.
 pub(super) fn fits(pool: &Pool, terms: &[Term<'_>]) -> bool {
     let rounds = pool.in_pairs() || splits(pool, terms);
@@ -533,20 +533,20 @@ pub(super) fn fits(pool: &Pool, terms: &[Term<'_>]) -> bool {
 }
 
 impl<'a> Job<'a> {
-    /// The product of one entry of `gemm::matmul_grouped` that [`fits`].
+    /// The job for one product of `gemm::matmul_grouped` that [`fits`].
     pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>], copies: &mut Copies) -> Self {
         let parts = terms.iter().map(|&term| Part::new(term, copies)).collect();
         Self::of(out.shared().get(), [out.features(), out.tokens()], init, parts)
     }
 
-    /// That of `gemm::matmul_transposed`, with at most [`MOST`] tokens.
+    /// The job for `gemm::matmul_transposed`, with at most [`MOST`] tokens.
     pub(super) fn transposed(out: &mut Activation, term: Term<'a>) -> Self {
         let parts = SmallVec::from_iter([Part::new(term, &mut Copies::default())]);
         let size = [out.tokens(), out.features()];
         Self { transposed: true, ..Self::of(out.shared().get(), size, Init::Zero, parts) }
     }
 
-    /// One of `gemm::matvec_grouped`.
+    /// The job for one product of `gemm::matvec_grouped`.
     pub(super) fn vector(
         out: &mut Activation,
         init: Init<'a>,
@@ -558,7 +558,7 @@ impl<'a> Job<'a> {
         Self { transposed: true, ..Self::of(out.shared().get(), [out.tokens(), 1], init, parts) }
     }
 
-    /// That of `gemm::matvec`.
+    /// The job for `gemm::matvec`.
     pub(super) fn of_vector(out: &mut Activation, init: Init<'a>, matrix: Matrix<'a>, x: &'a Activation) -> Self {
         let parts = SmallVec::from_iter([Part::of_vector(matrix, x, &mut Copies::default())]);
         Self::of(out.shared().get(), [out.features(), 1], init, parts)
@@ -581,12 +581,12 @@ impl<'a> Job<'a> {
         self.rows.div_ceil(self.step)
     }
 
-    /// The rows of a task: tasks have different ones.
+    /// The rows of task number `task`: the first, and the one after the last.
     pub(super) fn rows(&self, task: usize) -> [usize; 2] {
         [task * self.step, self.rows.min((task + 1) * self.step)]
     }
 
-    /// The words of the matrix's first block, where it lies in pairs: then it is the only one.
+    /// The words of the first block of the matrix, if it lies in pairs; it is then the only matrix.
     pub(super) fn words(&self) -> Option<*const f32> {
         self.parts.first()?.matrix.interleaved()?.pairs(0)
     }

@@ -1,10 +1,12 @@
-//! The product of few tokens with a matrix that lies in pairs of columns, rounded to bfloat16. As in [`skinny`](super::skinny), sixteen rows
-//! fill the lanes, and a token's pair is broadcast. Each sum has the pairs in the order of [`pairs`](super::pairs), and so its bits.
+//! The product of few tokens with a matrix that lies in bfloat16 pairs of columns. As in [`skinny`](super::skinny),
+//! sixteen rows fill the lanes, and a pair of a token is broadcast. Each sum adds the pairs in the order of
+//! [`pairs`](super::pairs), and so has the same bits.
 use super::skinny::{Job, first_sums, write};
 use crate::activation::LANES;
 use crate::simd::{PairLanes, dispatch_pairs, prefetch_far};
 
-/// Pairs of columns of a block, a line of memory each, from what is multiplied to what is fetched meanwhile, as measured.
+/// How many pairs of columns ahead of the current one a block is prefetched, as measured. A pair of columns is one
+/// cache line.
 const fn ahead(tokens: usize) -> usize {
     match tokens {
         0..=4 => 32,
@@ -13,7 +15,8 @@ const fn ahead(tokens: usize) -> usize {
     }
 }
 
-/// The rows `m..m + count` of the result, at most `16 GROUPS`, with all tokens' sums in registers: `TOKENS` of them, or fewer.
+/// Computes the rows `m..m + count` of the result, at most `16 GROUPS`, with all sums in registers, for up to `TOKENS`
+/// tokens.
 ///
 /// # Safety
 /// The features of `P`; the rows, from a multiple of 16 on, are some of the result, and no other task has them. `words` are those of
@@ -47,7 +50,8 @@ unsafe fn at_once<P: PairLanes, const TOKENS: usize, const APART: usize, const G
         }
         let (mut from, mut x) = (words.add(m / LANES * pairs * LANES), part.x.first());
         for pair in 0..pairs {
-            // Beyond the row that belongs to the row GROUPS blocks later: those between are multiplied side by side.
+            // Beyond the end of the row, the next pairs belong to the row GROUPS blocks later, because the blocks
+            // between are multiplied side by side.
             let ahead = const { ahead(TOKENS) };
             let ahead = if pair + ahead < pairs { ahead } else { ahead + (GROUPS - 1) * pairs };
             let mut columns = [P::broadcast(0.0); GROUPS];
@@ -101,7 +105,7 @@ at_once! {
     sixteen_by_one, sixteen_by_one_kernel: 16, LANES, 1;
 }
 
-/// The rows `m0..m1` of the result.
+/// Computes the rows `m0..m1` of the result.
 ///
 /// # Safety
 /// They are some of the result, from a multiple of 16 on, and no other task has them. `words` are those of the matrix's first block. `job`

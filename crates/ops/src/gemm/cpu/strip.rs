@@ -1,4 +1,4 @@
-//! Tiles of a matrix, packed for the products of a task.
+//! Packs the tiles of a matrix that the products of one task need.
 use super::interleaved::widen;
 use super::product::{RawTerm, TILE_ROWS};
 use super::{DEPTH, TASK_ROWS, tile_rows};
@@ -38,7 +38,8 @@ unsafe fn gather<const ROWS: usize>(from: *const f32, row: usize, to: *mut f32) 
     }
 }
 
-/// Copies sixteen numbers of each of `ROWS` rows, which lie `row` floats apart: first one of each row, then the next of each.
+/// Transposes sixteen numbers of each of `ROWS` rows, which lie `row` floats apart: first one number of each row, then
+/// the next of each.
 ///
 /// # Safety
 /// `from` reaches `ROWS` rows of sixteen floats, `to` has room for as many and 15 more, which are overwritten.
@@ -70,17 +71,18 @@ macro_rules! with_rows {
     };
 }
 
-/// As [`gather_block`], of a tile's rows.
+/// As [`gather_block`], for a run-time number of rows.
 ///
 /// # Safety
-/// As there.
+/// As for [`gather_block`].
 #[inline(always)]
 pub(super) unsafe fn gather_rows<S: Simd>(rows: usize, from: *const f32, row: usize, to: *mut f32) {
     // SAFETY: as the caller says.
     unsafe { with_rows!(rows, gather_block::<S>(from, row, to)) }
 }
 
-/// Columns of a transposed matrix that are fetched ahead: each lies in other cache lines, and mostly in another page.
+/// How many columns ahead a transposed matrix is prefetched: each column lies in other cache lines, and mostly in
+/// another page.
 const AHEAD: usize = 8;
 
 impl RawTerm<'_> {
@@ -108,7 +110,7 @@ impl RawTerm<'_> {
 /// The tiles of a matrix that a task needs at one depth, side by side: `[tile][depth][rows of the tile]` in float32.
 pub(super) struct Strip {
     values: [MaybeUninit<f32>; DEPTH * TASK_ROWS + LANES],
-    /// A tile's rows, or a column, as they were widened.
+    /// The rows of a tile, or a column, after they were converted to float32.
     widened: [MaybeUninit<f32>; DEPTH * TILE_ROWS + LANES],
 }
 
@@ -122,7 +124,7 @@ impl Strip {
         }
     }
 
-    /// Packs `rows` rows from `m` on and `depth` columns from `k0` on, for tiles of the lanes `T`.
+    /// Packs `rows` rows from `m` on and `depth` columns from `k0` on, in tiles for the lanes of `T`.
     ///
     /// # Safety
     /// The features of `S`; the matrix has these rows and columns; `rows <= TASK_ROWS` and `depth <= DEPTH`.
@@ -140,7 +142,7 @@ impl Strip {
             return;
         }
         if term.is_transposed() {
-            // A run of the matrix serves all tiles, so that the scale of its block is looked up once.
+            // One run of the matrix serves all tiles, so that the scale of its block is looked up once.
             for k in 0..depth {
                 // SAFETY: column `k0 + k` is one of the matrix, and `buffer` has room for `rows <= TASK_ROWS` numbers and more. A
                 // tile takes `tile <= rows - done` of them to the place `done * depth + k * tile` of `values`: all tiles together
@@ -186,10 +188,10 @@ impl Strip {
         }
     }
 
-    /// As [`Strip::fill`], of an interleaved matrix.
+    /// As [`Strip::fill`], for an interleaved matrix.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Strip::fill`].
     #[inline(always)]
     unsafe fn fill_interleaved<S: Simd, T: TileLanes>(
         &mut self,
@@ -200,7 +202,7 @@ impl Strip {
         const AT_ONCE: usize = 256;
         const { assert!(AT_ONCE * LANES <= DEPTH * TILE_ROWS) };
         let (to, buffer): (*mut f32, *mut f32) = (self.values.as_mut_ptr().cast(), self.widened.as_mut_ptr().cast());
-        // Each row's first place, and from one of its numbers to the next.
+        // For each row, where its first number goes, and how far apart its numbers are.
         let mut places = [[0; 2]; TASK_ROWS];
         let mut done = 0;
         while done < rows {

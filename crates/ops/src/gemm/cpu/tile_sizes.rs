@@ -1,21 +1,22 @@
-//! Sizes of what is multiplied in tiles of AMX.
+//! Block and task sizes of the products in AMX tiles.
 use crate::activation::LANES;
 use crate::par;
 pub(super) use crate::simd::amx::{STEP, pairs};
 
-/// The most features of a block of the sum: 32 rows of it are 16 KiB, which stay in the first cache while panels pass through it.
+/// The most features of a block of the sum. 32 rows of it take 16 KiB, which stay in the L1 cache while panels pass
+/// through it.
 pub(super) const BLOCK: usize = 256;
-/// The same where numbers are split: 32 tokens of it are 24 KiB.
+/// The same if numbers are split: 32 tokens of it take 24 KiB.
 pub(super) const SPLIT_BLOCK: usize = BLOCK / 2;
-/// Rows that are packed together: two tiles.
+/// How many rows are packed together: two tiles.
 pub(super) const GROUP: usize = 2 * LANES;
-/// Tasks for each thread, and the most rows and panels of one.
+/// How many tasks each thread gets; and the most rows and the most panels of a task.
 const TASKS: usize = 4;
 const MOST_ROWS: usize = 288;
 const PANELS: usize = 32;
 const MOST_PANELS: usize = 64;
 
-/// Rows and panels of a task of a product with so many.
+/// How many rows and how many panels a task takes of a product with `rows` rows and `panels` panels.
 pub(super) fn steps(rows: usize, panels: usize) -> [usize; 2] {
     let wanted = TASKS * par::threads();
     let row_tasks = wanted.div_ceil(panels.div_ceil(PANELS));

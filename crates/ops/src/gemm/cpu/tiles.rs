@@ -1,4 +1,5 @@
-//! Products of matrices in panels of 16 lanes: scores, and sums of rows by them.
+//! Small matrix products in panels of 16 lanes, for attention and recurrences: scores, and sums of rows weighted by
+//! them.
 use super::tile;
 use crate::activation::LANES;
 use crate::simd::TileLanes;

@@ -1,4 +1,4 @@
-//! The tokens of a product with few of them, whose numbers are broadcast.
+//! The activation of a product with few tokens, arranged so that its numbers can be broadcast.
 use super::pairs::round_row_at;
 use super::rounding::round_panel_at;
 use crate::activation::{Activation, LANES};
@@ -6,10 +6,10 @@ use crate::gemm::{Matrix, Term};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Up to this many tokens, their features are first put side by side.
+/// Up to this many tokens, their features are first copied side by side.
 pub(super) const COMPACT: usize = 4;
 
-/// Blocks of sixteen rows that are multiplied side by side, at most, of a matrix that lies in pairs.
+/// How many blocks of sixteen rows are multiplied side by side at most, for a matrix that lies in pairs.
 pub(super) const fn groups_in_pairs(tokens: usize) -> usize {
     match tokens {
         0..=4 => 4,
@@ -18,20 +18,21 @@ pub(super) const fn groups_in_pairs(tokens: usize) -> usize {
     }
 }
 
-/// The operand whose numbers are broadcast.
+/// The activation whose numbers are broadcast.
 pub(super) struct Tokens {
-    /// The activation's own.
+    /// The first panel of the activation itself.
     panel: *const f32,
-    /// Those of few tokens, side by side; nothing where the panel is read.
+    /// A copy with the features of few tokens side by side; `None` if the panel is read.
     compact: Option<Arc<[f32]>>,
-    /// Floats from one feature to the next.
+    /// How many floats lie from one feature to the next.
     pub(super) apart: usize,
 }
 
-/// Where an operand is, its tokens and features, whether these are rounded, and the copy.
+/// A copy of an activation: its address, its tokens and features, whether it is rounded to pairs, and the copy itself.
 type Copied = (*const f32, [usize; 2], bool, Arc<[f32]>);
 
-/// The features of few tokens, put side by side or rounded to pairs once for all products of a group.
+/// Copies of activations with few tokens, side by side or rounded to pairs. Each is made once for all products of a
+/// group.
 #[derive(Default)]
 pub(super) struct Copies(SmallVec<[Copied; 2]>);
 
@@ -41,13 +42,13 @@ impl Copies {
         if let Some((.., copy)) = self.0.iter().find(|it| (it.0, it.1, it.2) == (from, size, rounded)) {
             return Arc::clone(copy);
         }
-        // This is what other threads wait for.
+        // Other threads wait while this copy is made.
         let copy = make();
         self.0.push((from, size, rounded, Arc::clone(&copy)));
         copy
     }
 
-    /// The features of up to [`COMPACT`] tokens, side by side.
+    /// The features of up to [`COMPACT`] tokens, with the tokens of a feature side by side.
     fn compact(&mut self, x: &Activation) -> Arc<[f32]> {
         self.of(x, false, || {
             let features = x.panel(0).as_chunks::<LANES>().0;
@@ -61,7 +62,7 @@ impl Copies {
         })
     }
 
-    /// Pairs of one token's features, end to end.
+    /// The features of one token, rounded to consecutive pairs.
     fn pairs_of_one(&mut self, x: &Activation, features: &[f32]) -> Arc<[f32]> {
         self.of(x, true, || {
             let mut pairs = vec![0.0; features.len().div_ceil(2)];
@@ -81,12 +82,12 @@ impl Tokens {
         Self { panel, compact: Some(copies.compact(x)), apart: if tokens == 1 { 1 } else { COMPACT } }
     }
 
-    /// Of a vector `[features, 1]`.
+    /// For a vector `[features, 1]`, which needs no copy.
     pub(super) fn of_vector(x: &Activation) -> Self {
         Self { panel: x.ptr(), compact: None, apart: 1 }
     }
 
-    /// Rounded, in pairs of features.
+    /// Rounded to bfloat16, in pairs of features.
     pub(super) fn in_pairs(x: &Activation, copies: &mut Copies) -> Self {
         let panel = x.ptr();
         if x.tokens() == 1 {
@@ -103,20 +104,20 @@ impl Tokens {
         Self { panel, compact: Some(compact), apart: LANES }
     }
 
-    /// As [`Tokens::in_pairs`], of a vector `[features, 1]`.
+    /// As [`Tokens::in_pairs`], for a vector `[features, 1]`.
     pub(super) fn vector_in_pairs(x: &Activation, copies: &mut Copies) -> Self {
         // SAFETY: a vector's numbers lie end to end.
         let features = unsafe { std::slice::from_raw_parts(x.ptr(), x.tokens()) };
         Self { panel: x.ptr(), compact: Some(copies.pairs_of_one(x, features)), apart: 1 }
     }
 
-    /// The first number of the first token.
+    /// The address of the first token's first number.
     pub(super) fn first(&self) -> *const f32 {
         self.compact.as_ref().map_or(self.panel, |compact| compact.as_ptr())
     }
 }
 
-/// One term, and its operand as it is broadcast.
+/// One term of a product, with its activation ready to be broadcast.
 pub(super) struct Part<'a> {
     pub(super) matrix: Matrix<'a>,
     pub(super) depth: usize,
@@ -129,12 +130,12 @@ impl<'a> Part<'a> {
         Self { matrix, depth: x.features(), x: tokens }
     }
 
-    /// Pairs of features.
+    /// How many pairs the features make.
     pub(super) const fn pairs(&self) -> usize {
         self.depth.div_ceil(2)
     }
 
-    /// Of a vector `x [depth, 1]`.
+    /// For a vector `x [depth, 1]`.
     pub(super) fn of_vector(matrix: Matrix<'a>, x: &'a Activation, copies: &mut Copies) -> Self {
         let lies_in_pairs = matrix.lies_in_pairs();
         let tokens = if lies_in_pairs { Tokens::vector_in_pairs(x, copies) } else { Tokens::of_vector(x) };

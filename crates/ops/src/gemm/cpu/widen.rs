@@ -1,10 +1,11 @@
-//! Parts of a matrix, widened to float32 while it is multiplied. No copy of the matrix outlives a task.
+//! Converts parts of a matrix to float32 while it is multiplied. No copy of the matrix outlives a task.
 use super::product::RawTerm;
 use crate::activation::LANES;
 use crate::quant::{Quantized, any_run as run};
 use crate::simd::{Simd, prefetch};
 
-/// Widens `rows` runs of `depth` numbers from `at` on, `row` apart, end to end.
+/// Dequantizes `rows` runs of `depth` numbers, which begin `row` numbers apart from `at` on, and writes them one after
+/// the other.
 ///
 /// # Safety
 /// The features of `S`; the last run ends within the matrix; `to` has room for `rows * depth` floats.
@@ -23,7 +24,8 @@ pub(super) unsafe fn quantized_rows<S: Simd>(
     }
 }
 
-/// Widens `rows` runs of `depth` numbers, `row` apart, end to end, and fetches the runs of as many rows more.
+/// Converts `rows` runs of `depth` bfloat16 numbers, which begin `row` numbers apart, and writes them one after the
+/// other. Prefetches the runs of as many rows more.
 ///
 /// # Safety
 /// The features of `S`; `from` reaches the last run; `to` has room for `rows * depth` numbers and 15 more.
@@ -49,7 +51,7 @@ unsafe fn narrow_rows<S: Simd>(from: *const u16, row: usize, rows: usize, depth:
     }
 }
 
-/// Widens `rows` numbers that lie end to end in a matrix of bfloat16. `left` numbers lie behind `from`.
+/// Converts `rows` consecutive numbers of a bfloat16 matrix. The matrix has `left` numbers from `from` on.
 ///
 /// # Safety
 /// The features of `S`; `from` reaches them; `to` has room for them and 15 more.
@@ -72,7 +74,8 @@ unsafe fn narrow_run<S: Simd>(from: *const u16, rows: usize, left: usize, to: *m
 }
 
 impl RawTerm<'_> {
-    /// The numbers `k0..k0 + depth` of `rows` rows from `m` on, and from one row to the next: in the matrix, or widened to `buffer`.
+    /// The numbers `k0..k0 + depth` of `rows` rows from `m` on: where they begin, and how far apart rows are. They are
+    /// read in the matrix, or converted to `buffer`.
     ///
     /// # Safety
     /// The features of `S`; the matrix has these rows and columns, and a row's lie end to end where it is not float32;
@@ -99,7 +102,7 @@ impl RawTerm<'_> {
         (buffer, depth)
     }
 
-    /// Column `k` of `rows` rows from `m` on, which lie end to end: in the matrix, or widened to `buffer`.
+    /// Where column `k` of `rows` consecutive rows from `m` on begins: in the matrix, or converted to `buffer`.
     ///
     /// # Safety
     /// The features of `S`; the matrix is transposed and has these rows and this column; `buffer` has room for `rows` numbers and 15 more.

@@ -1,11 +1,11 @@
 //! The backward pass: once forward for the states before chunks and for u, then chunk by chunk back.
 //!
-//! With the gradients `do` of a chunk's outputs and `dS'` of the state behind it:
-//! - `du = exp(G_end - G) k dS' + A' do`, and under the delta rule `(1 + L)' z = du`, else `z = du`;
+//! With the gradients `do` of a chunk's outputs and `dS'` of the state after it:
+//! - `du = exp(G_end - G) k dS' + A^T do`, and under the delta rule `(1 + L)^T z = du`, else `z = du`;
 //! - `dv = c = scale z`; the gradient of the scale's logarithm is `z u`;
 //! - `dA[i][j] = do_i u_j`, and under the delta rule `dM[i][j] = -c_i u_j`, where `L = scale M`;
 //! - `dq_i = exp(G_i) S do_i + sum_j exp(G_i - G_j) dA[i][j] k_j`, `dk` likewise, from both sides of A and M;
-//! - `dS = exp(G_end) dS' + sum_i exp(G_i) (q_i do_i' - k_i c_i')`.
+//! - `dS = exp(G_end) dS' + sum_i exp(G_i) (q_i do_i^T - k_i c_i^T)`.
 use super::back::{Back, finish_keys, norm_backward, turn_pairs};
 use super::chunk::{Chunk, Gates, ONE, clear_diagonal, negated, pair_block, pairs};
 use super::kernels::{

@@ -306,7 +306,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// `state (+)= sum_t factors[t] x_t y_t'`, of `x [panels][rows][16]` and `y [panels][width][16]`.
+    /// `state (+)= sum_t factors[t] x_t y_t^T`, of `x [panels][rows][16]` and `y [panels][width][16]`.
     pub(super) fn write(&mut self, x: &[f32], y: &[f32], factors: &Tokens, state: &mut [f32], add: bool) {
         let (keys, panels) = (self.keys(), self.width / LANES);
         let turned = self.turned.chunks_exact_mut(BLOCK);

@@ -1,15 +1,16 @@
 //! The gated delta rule and Mamba 2 on the CPU: one recurrence over a state `S [rows, columns]` of each head.
 //!
-//! A token has a query q and a key k `[rows]`, which heads of a group share, and of each head a value v `[columns]`, a scale and a
-//! decay `exp(g)`: `S' = exp(g) S + k u'`, `o = S'' q + D v`, where `u = scale (v - exp(g) S' k)` under the delta rule, which
-//! corrects what the key finds, and `u = scale v` in Mamba 2.
+//! A token has a query q and a key k `[rows]`, which the heads of a group share. For each head it has a value v `[columns]`, a
+//! scale, and a decay `exp(g)`. From the state `S` before the token follow the state `S'` after it and the output:
+//! `S' = exp(g) S + k u^T`, `o = S'^T q + D v`. Under the delta rule, which corrects what the key finds in the state,
+//! `u = scale (v - exp(g) S^T k)`; in Mamba 2, `u = scale v`.
 //!
 //! Sequences are cut into chunks of [`CHUNK`] tokens. With `G` the sum of g from the chunk's first token on, and `S` the state
 //! before it, the recurrence within a chunk is (Yang et al., "Gated Delta Networks", 2024; Dao and Gu, "Transformers are SSMs",
 //! 2024; `torch_chunk_gated_delta_rule` in Transformers):
 //! - `A[i][j] = exp(G_i - G_j) q_i k_j` for `j <= i`, `L[i][j] = scale_i exp(G_i - G_j) k_i k_j` for `j < i`;
 //! - `(1 + L) u = scale (v - exp(G) k S)`, solved 16 rows at a time, with the inverse of each block on the diagonal;
-//! - `o = exp(G) q S + A u`, and behind the chunk `exp(G_end) S + sum_j exp(G_end - G_j) k_j u_j'`.
+//! - `o = exp(G) q S + A u`, and the state after the chunk is `exp(G_end) S + sum_j exp(G_end - G_j) k_j u_j^T`.
 //!
 //! No exponent is positive, so nothing overflows, and decays below about 1e-20 count as 0. Backward keeps the state before each chunk and
 //! all u, and makes the rest anew. Its gradients of g are sums of `dA A` and the like over pairs of tokens on both sides of the decay,
