@@ -1,18 +1,19 @@
 //! The operations of a decoder, each with its forward and its backward pass, on activations `[tokens, features]`.
 //!
-//! An operation is a folder. `mod.rs` is its interface: formulas, shapes, assertions, the allocation of results, and the
-//! only `match` on the [device](tunesmith_device::Device). `cpu.rs` has the CPU's kernels, written once over [`simd::Simd`];
-//! `<op>.cu` has the GPU's, `cuda.rs` launches them; `reference.rs` has the definition in f64. Tests compare all at every SIMD
-//! level and on a GPU, and gradients with finite differences ([`testing`]). `CONTRIBUTING.md` shows how to add one.
+//! Each operation is a folder. `mod.rs` is its interface: formulas, shapes, assertions, the allocation of results, and
+//! the only `match` on the [device](tunesmith_device::Device). `cpu.rs` has the kernels for the CPU, written once over
+//! [`simd::Simd`]. `<op>.cu` has the kernels for GPUs, and `cuda.rs` launches them. `reference.rs` has the definition
+//! in f64. Tests compare all of these at every SIMD level and on a GPU, and compare gradients with finite differences
+//! ([`testing`]). `CONTRIBUTING.md` shows how to add an operation.
 //!
-//! Below, `x[t, j]` is feature j of token t. `d` before a name is the gradient of the loss with respect to it. Where
-//! nothing else is said, an operand is an activation `[tokens, features]`. Batches have no padding: `cu_seqlens` says
-//! where their sequences begin and end.
+//! In the tables below, `x[t, j]` is feature j of token t. `d` before a name is the gradient of the loss with respect
+//! to it. Unless something else is said, an operand is an activation `[tokens, features]`. Batches have no padding:
+//! `cu_seqlens` says where their sequences begin and end.
 //!
 //! | memory | |
 //! |---|---|
-//! | [`activation::Activation`] | an activation `[tokens, features]` on a device, in panels of 16 tokens |
-//! | [`activation::Pool`] | lends the memory of activations: a step in the steady state allocates nothing |
+//! | [`activation::Activation`] | an activation `[tokens, features]` on a device; on the CPU in panels of 16 tokens |
+//! | [`activation::Pool`] | lends memory to activations, so that a training step allocates nothing once all buffers exist |
 //! | [`Activation::gather`](activation::Activation::gather) | `y[i] = x[rows[i]]`, `[rows.len(), features]` |
 //! | [`Activation::scatter`](activation::Activation::scatter) | `y[rows[i]] = x[i]`, other rows zero |
 //! | [`floats::Floats`], [`FloatsMut`](floats::FloatsMut) | borrowed numbers `[n]` on a device: weights, trained values, gradients, optimizer state |
@@ -49,21 +50,21 @@
 //! | attention | |
 //! |---|---|
 //! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [rows, query * head_dim]`, `k` and `v` `[tokens, kv * …]` |
-//! | [`attention::decode`] | the same of single queries, whose texts' keys and values are in caches |
-//! | [`latent_attention`] | multi-head latent attention of single queries over a cache of latents, with the projections absorbed |
-//! | [`latent_heads`] | keys and values of all heads from what multi-head latent attention projects of a token, and the gradients |
+//! | [`attention::decode`] | the same for single queries over key-value caches: generation |
+//! | [`latent_attention`] | multi-head latent attention of single queries over a cache of latents, with absorbed projections |
+//! | [`latent_heads`] | the keys and values of all heads from a token's projections in multi-head latent attention |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!
 //! | recurrent mixers | |
 //! |---|---|
 //! | [`causal_conv1d`] | `y[t, c] = sum_j weight[c, kernel - 1 - j] x[t - j, c]` within each sequence, then SiLU if asked |
-//! | [`gated_delta_rule`] | a state of each head that decays and is corrected token by token, `[key_dim, value_dim]` |
-//! | [`mamba2`] | a state of each head that decays and adds each token, `[state, dim]`: `y = S'^T C + D x` |
-//! | [`recurrence::State`] | such states of a text, between two passes |
+//! | [`gated_delta_rule`] | each head's state `[key_dim, value_dim]` decays and is corrected token by token |
+//! | [`mamba2`] | each head's state `[state, dim]` decays and adds each token: `y = S'^T C + D x` |
+//! | [`recurrence::State`] | such states of a text, kept from one pass to the next |
 //!
 //! | gated MLP | |
 //! |---|---|
-//! | [`gated_mlp`] | `act(gate) * up`: SiLU, GELU by tanh, a sigmoid, or no function |
+//! | [`gated_mlp`] | `act(gate) * up`: SiLU, GELU by erf or tanh, a sigmoid, or no function |
 //! | [`feature_repeat`] | `y[t, f * times + i] = x[t, f]`: a head's gate for all of its features; the gradient's sums |
 //! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU`, its square; `tanh(x)` |
 //! | [`gaussian_topk`] | `max(x - (mean + m std), 0)` with mean and deviation of each token's features |
@@ -101,16 +102,17 @@
 //!
 //! | quantization | |
 //! |---|---|
-//! | [`quant`] | matrices in NF4, FP4 and 8 bits, byte for byte as bitsandbytes stores them: `table[code] * scale[block]` |
+//! | [`quant`] | matrices in NF4, FP4 and int8 as bitsandbytes stores them, in FP8, and in the formats of checkpoints: `table[code] * scale[block]` |
 //!
 //! | optimizers, on numbers `[n]` | |
 //! |---|---|
 //! | [`adamw`], [`adamw_8bit`], [`lion`], [`sgd`] | one step of values `[n]` by gradients `[n]`, with their state |
 //! | [`accumulate`] | `s += g`, `s` in float32 or bfloat16: gradients of several passes |
 //! | [`ema`] | `a + weight (x - a)`: a moving average |
-//! | [`squares`] | `sum_i x[i]^2` in f64: for the gradient norm; on a GPU also the factor of clipping by it |
+//! | [`squares`] | `sum_i x[i]^2` in f64, for the gradient norm; on a GPU also the factor that clips by it |
 //!
-//! [`simd`] has the vectors, [`par`] the threads, and [`peak`] measures what the machine can do.
+//! [`simd`] has the vector instructions, [`par`] shares work among threads, and [`peak`] measures what the machine can
+//! do.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 pub mod accumulate;
 pub mod activation;
@@ -169,7 +171,7 @@ pub mod squares;
 pub mod testing;
 mod upcoming;
 
-/// Operands that are plain numbers in a device's memory: [`tunesmith_device`] has them.
+/// Borrowed float32 numbers in a device's memory, from [`tunesmith_device`]: the operands that are not activations.
 pub mod floats {
     pub use tunesmith_device::{Floats, FloatsMut};
 }

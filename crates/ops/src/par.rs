@@ -1,6 +1,6 @@
-//! Work shared among the threads of the current thread's pool. Each begins with a stretch of neighbouring tasks, so that it reads
-//! memory in one direction, and then helps where tasks are left, so that a slow or busy core delays only one task.
-//! Results never depend on who ran what: a task owns what it writes.
+//! Shares work among the threads of the current thread's pool ([`run`]). Each thread starts with a stretch of
+//! neighbouring tasks, so that it reads memory in one direction. Then it takes tasks that others have left, so that a
+//! slow or busy core delays only one task. Results never depend on which thread ran a task: a task owns what it writes.
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,18 +9,19 @@ use smallvec::SmallVec;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::threads::default_threads;
 
-/// How many numbers of a flat buffer a task works on: the updates of optimizers and what else goes through all trained values.
+/// How many numbers of a flat buffer one task handles, in optimizer updates and other work over all trained values.
 pub const TASK: usize = 1 << 16;
 
-/// Does `work` with the threads that work is shared among: one a core (or `RAYON_NUM_THREADS`), fewer where the system does
-/// not give as many, at least the current one, which is one of them: handing each operation over to another thread would cost a small
-/// model up to a sixth of its time.
+/// Runs `work` with a new thread pool, of which the current thread is one: one thread for each core (or
+/// `RAYON_NUM_THREADS`), or fewer if the system does not give as many. The current thread is part of the pool because
+/// handing each operation over to another thread would cost a small model up to a sixth of its time.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Memory`]: not even that.
+/// [`tunesmith_base::Kind::Memory`]: the system does not even give a pool with the current thread alone.
 pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     let mut threads = default_threads();
-    // Tried first: a thread can become one of a pool only once, and it stays one of a pool whose other threads did not start.
+    // Other pools are tried first: a thread can join a pool only once, and it stays in a pool even if the pool's other
+    // threads did not start.
     while threads > 1 && pool(threads - 1).is_err() {
         threads /= 2;
     }
@@ -28,12 +29,12 @@ pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     all.map(|pool| pool.install(work)).map_err(no_threads)
 }
 
-/// How many threads [`run`] shares work among: those of the pool that the current thread is one of, or that thread alone.
+/// How many threads [`run`] shares work among: those of the current thread's pool, or 1 outside of any pool.
 pub fn threads() -> usize {
     rayon::current_thread_index().map_or(1, |_| rayon::current_num_threads())
 }
 
-/// A pool of so many threads.
+/// A pool of `threads` new threads, without the current one.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Memory`]: the system does not give them.
@@ -47,13 +48,13 @@ fn no_threads(error: rayon::ThreadPoolBuildError) -> Error {
         .hint("raise the limits of processes and memory (ulimit -u, ulimit -v, pids.max), or set train.num_threads")
 }
 
-/// Runs `task(0)..task(count - 1)`, each once, and returns when all are done. A thread of a pool ([`within`], [`pool`]) shares them
-/// with the others; any other thread runs them alone.
+/// Runs `task(0)..task(count - 1)`, each once, and returns when all are done. A thread of a pool ([`within`], [`pool`])
+/// shares them with the other threads of the pool; any other thread runs them alone.
 pub fn run(count: usize, task: impl Fn(usize) + Sync) {
     run_ahead(count, None, task);
 }
 
-/// As [`run`]. Threads that wait within [`together`] fetch `upcoming` meanwhile, until there is another one.
+/// As [`run`]. Meanwhile, threads that wait within [`together`] prefetch `upcoming`, until there is another one.
 pub(crate) fn run_ahead(count: usize, upcoming: Option<Upcoming>, task: impl Fn(usize) + Sync) {
     let threads = threads().min(count);
     if threads <= 1 {
@@ -79,10 +80,10 @@ pub(crate) fn run_ahead(count: usize, upcoming: Option<Upcoming>, task: impl Fn(
     });
 }
 
-/// Tasks `0..count` cut into one stretch for each thread.
+/// The tasks `0..count`, divided into one stretch for each thread.
 struct Stretches(SmallVec<[Next; 8]>);
 
-/// A stretch's next task, in a cache line of its own.
+/// The next task of a stretch, in a cache line of its own.
 #[repr(align(128))]
 struct Next(AtomicUsize);
 
@@ -91,20 +92,20 @@ impl Stretches {
         Self((0..threads).map(|_| Next(AtomicUsize::new(0))).collect())
     }
 
-    /// The first task of stretch `index`, which is the end of the one before it.
+    /// The first task of stretch `index`; the stretch before it ends there.
     fn bound(&self, index: usize, count: usize) -> usize {
-        // Through 128 bits: no product of the two is too large.
+        // In 128 bits, so that no product overflows.
         (index as u128 * count as u128 / self.0.len() as u128) as usize
     }
 
-    /// Nobody takes part until this has returned.
+    /// Starts a new round. Nobody may take part until this has returned.
     fn begin(&self, count: usize) {
         for (index, next) in self.0.iter().enumerate() {
             next.0.store(self.bound(index, count), Ordering::Relaxed);
         }
     }
 
-    /// Runs the tasks of stretch `own`, then what is left of the others.
+    /// Runs the tasks of stretch `own`, then what is left of the other stretches.
     fn take_part(&self, own: usize, count: usize, task: &(impl Fn(usize) + Sync + ?Sized)) {
         let threads = self.0.len();
         for index in (own..threads).chain(0..own) {
@@ -120,8 +121,8 @@ impl Stretches {
     }
 }
 
-/// Runs `work` with the pool's other threads at hand: until it returns they wait for what [`run`] gives them without
-/// falling asleep. For work of many short parts, such as the step of one token, where waking threads would cost more
+/// Runs `work` with the pool's other threads on call: until `work` returns, they wait for the tasks of [`run`] without
+/// going to sleep. For work of many short parts, such as a step of generation, where waking threads would cost more
 /// than the parts themselves.
 pub fn together<R>(work: impl FnOnce() -> R) -> R {
     let threads = threads();
@@ -144,7 +145,7 @@ pub fn together<R>(work: impl FnOnce() -> R) -> R {
 }
 
 thread_local! {
-    /// The team that this thread leads, if it may give it work.
+    /// The team that this thread leads, if it may give it work; else null.
     static TEAM: Cell<*const Team> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -159,7 +160,7 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 type Task = *const (dyn Fn(usize) + Sync);
 
 /// Threads that wait for one leader's work. The work is open from when `open` becomes a new number until it becomes 0.
-/// A helper is counted in `inside` while it looks at the work, and the leader leaves only when nobody is inside.
+/// A helper counts itself in `inside` while it looks at the work, and the leader goes on only when nobody is inside.
 struct Team {
     work: UnsafeCell<Option<(Task, usize, Option<Upcoming>)>>,
     stretches: Stretches,
@@ -209,7 +210,7 @@ impl Team {
         drop(close);
     }
 
-    /// What thread `own` of the team does until its work is over.
+    /// What thread `own` of the team does until the leader's work is over: runs tasks, and prefetches meanwhile.
     fn help(&self, own: usize) {
         let (mut done, mut turns, mut fetching) = (0, 0, None::<Fetching>);
         while !self.over.load(Ordering::Acquire) {
@@ -241,7 +242,7 @@ impl Team {
     }
 }
 
-/// A moment, longer where there have been many: a thread that waits long gives way to others.
+/// Waits a moment; a thread that has waited often yields to others.
 fn wait(turns: &mut u32) {
     *turns += 1;
     if *turns > 2000 {
@@ -251,8 +252,9 @@ fn wait(turns: &mut u32) {
     }
 }
 
-/// A pointer that tasks may share, because each writes only what it owns. Whoever makes one sees to three things: the
-/// memory stays borrowed until [`run`] returns, each task stays within it, and no two tasks touch the same place.
+/// A pointer that tasks may share, because each task writes only to its own part. Whoever makes one guarantees three
+/// things: the memory stays borrowed until [`run`] returns, each task stays within it, and no two tasks touch the same
+/// place.
 #[derive(Debug, Clone, Copy)]
 pub struct Shared<T>(pub *mut T);
 

@@ -1,5 +1,5 @@
-//! What this machine can do on all threads of the pool: multiply-adds per second with everything in registers, and bytes
-//! per second from memory.
+//! Measures what this machine can do with all threads of the pool: multiply-adds per second with all operands in
+//! registers, and bytes per second from memory. Benchmarks compare ops with these peaks.
 use super::par;
 use super::simd::amx::{SPLIT, TilePart, TileSums, Tiles};
 use super::simd::{self, Level, PairLanes, Simd, dispatch, dispatch_pairs};
@@ -12,7 +12,7 @@ unsafe fn spin_kernel<S: Simd>(rounds: usize, seed: &[f32; 16]) -> f32 {
     // SAFETY: the caller has the features of `S`; `seed` and `lanes` hold 16 floats each.
     unsafe {
         let (factor, addend) = (S::splat(0.999), S::load(seed.as_ptr()));
-        // Independent sums: enough to hide the latency of a multiply-add, few enough for the registers.
+        // Independent sums: enough to hide the latency of a multiply-add, few enough to stay in registers.
         let mut sums = [addend; 12];
         for (index, sum) in sums.iter_mut().enumerate() {
             *sum = S::mul(addend, S::splat(1.0 + index as f32));
@@ -28,7 +28,7 @@ unsafe fn spin_kernel<S: Simd>(rounds: usize, seed: &[f32; 16]) -> f32 {
         }
         let mut lanes = [0.0f32; 16];
         S::store(lanes.as_mut_ptr(), total);
-        // Every lane counts, or half of the work could be left out.
+        // Every lane is used, so that the compiler cannot leave out half of the work.
         lanes.iter().sum()
     }
 }
@@ -48,7 +48,7 @@ pub fn flops(seconds: f64) -> f64 {
     while start.elapsed().as_secs_f64() < seconds {
         let one = Instant::now();
         par::run(threads, |task| {
-            // Sixteen different lanes: equal halves would be computed once.
+            // All sixteen lanes differ, because equal halves would be computed only once.
             let mut seed = [0.0f32; 16];
             seed.iter_mut().enumerate().for_each(|(lane, value)| *value = (task * 16 + lane) as f32 * 1e-3);
             let seed = std::hint::black_box(seed);
@@ -68,7 +68,7 @@ unsafe fn spin_pairs_kernel<P: PairLanes>(rounds: usize, seed: &[f32; 16], to: &
     unsafe {
         let addend = P::read(seed.as_ptr());
         let factor = P::pair(addend, addend);
-        // As many independent sums as the products' largest tile has.
+        // As many independent sums as the largest tile of the products has.
         let mut sums = [addend; 24];
         for (index, sum) in sums.iter_mut().enumerate() {
             *sum = P::Wide::mul(addend, P::broadcast(1.0 + index as f32));
@@ -113,7 +113,7 @@ fn spin_tiles(rounds: usize) -> f32 {
     sums.iter().sum()
 }
 
-/// As [`flops`], of products of bfloat16 in tiles of AMX.
+/// As [`flops`], for bfloat16 products in AMX tiles.
 fn tile_flops(seconds: f64) -> f64 {
     let (threads, rounds) = (par::threads(), 128 << 10);
     let (mut best, start) = (0.0f64, Instant::now());
@@ -128,8 +128,8 @@ fn tile_flops(seconds: f64) -> f64 {
     best
 }
 
-/// As [`flops`], of products whose operands are bfloat16: as fast as those of float32 where the processor has no instruction
-/// for them.
+/// As [`flops`], for products whose operands are bfloat16. Where the processor has no instruction for them, they are as
+/// fast as those of float32.
 pub fn product_flops(seconds: f64) -> f64 {
     if simd::in_tiles() {
         return tile_flops(seconds);
@@ -154,7 +154,7 @@ pub fn product_flops(seconds: f64) -> f64 {
     best
 }
 
-/// As [`flops`], of products of float32 numbers with bfloat16 ones: in tiles of AMX, each takes three products.
+/// As [`flops`], for products of float32 numbers with bfloat16 ones. In AMX tiles, each of them takes three products.
 pub fn mixed_flops(seconds: f64) -> f64 {
     if simd::in_tiles() { tile_flops(seconds) / SPLIT as f64 } else { flops(seconds) }
 }
@@ -188,7 +188,7 @@ unsafe fn read_kernel<S: Simd>(from: *const f32, floats: usize) -> f32 {
 
 dispatch! { fn read = read_kernel(from: *const f32, floats: usize) -> f32; }
 
-/// Bytes per second that all threads together read from memory (the best of what was seen in about `seconds`), from a
+/// The bytes per second that all threads together read from memory: the best measurement within about `seconds`, from a
 /// buffer that no cache holds.
 pub fn read_bandwidth(seconds: f64) -> f64 {
     const FLOATS: usize = 64 << 20;
@@ -207,8 +207,8 @@ pub fn read_bandwidth(seconds: f64) -> f64 {
     best
 }
 
-/// Bytes per second that all threads together copy from memory to memory (read, and as much written), measured for about
-/// `seconds` on 64 MiB a thread, which no cache holds.
+/// The bytes per second that all threads together copy from memory to memory, counted once (as much is read as
+/// written): the best measurement within about `seconds`, on 64 MiB for each thread, which no cache holds.
 pub fn copy_rate(seconds: f64) -> f64 {
     const FLOATS: usize = 16 << 20;
     let threads = par::threads();

@@ -1,10 +1,10 @@
-//! What latent attention has seen of one text in one layer: latents and the turned parts of keys, in pages of sixteen positions,
-//! which copies of a cache share until one of them writes.
+//! [`Latents`]: the cache of multi-head latent attention for one text in one layer. It holds each position's latent and
+//! the rotated part of its key, in pages of sixteen positions, which copies of a cache share until one of them writes.
 use crate::activation::{Activation, LANES, Pool};
 use std::sync::Arc;
 use tunesmith_device::{Device, memory};
 
-/// One text's latents in one layer.
+/// The latent cache of one text in one layer.
 #[derive(Debug, Clone)]
 pub struct Latents {
     rank: usize,
@@ -13,7 +13,7 @@ pub struct Latents {
     length: usize,
 }
 
-/// Sixteen positions `[16][rank + rope]`: of each its latent, normed, then the part of its key that has turned.
+/// Sixteen positions, `[16][rank + rope]`: for each its normalized latent, then the rotated part of its key.
 #[derive(Debug)]
 struct Page(Vec<f32>);
 
@@ -24,14 +24,14 @@ impl Clone for Page {
 }
 
 impl Page {
-    /// Of zeros, where the memory budget has room for it.
+    /// A page of zeros, if the memory budget has room for it.
     fn new(floats: usize) -> Self {
         memory::admit(Device::Cpu, floats * size_of::<f32>(), || Self(vec![0.0; floats]))
     }
 }
 
 impl Latents {
-    /// Of no positions yet, for latents of `rank` features and keys of which `rope` features turn.
+    /// An empty cache, for latents of `rank` features and keys of which `rope` features are rotated.
     pub const fn new(rank: usize, rope: usize) -> Self {
         Self { rank, rope, pages: Vec::new(), length: 0 }
     }
@@ -41,7 +41,7 @@ impl Latents {
         *self = Self::new(self.rank, self.rope);
     }
 
-    /// Features of a latent, and of what turns.
+    /// The features of a latent, and those of a key that are rotated: `[rank, rope]`.
     pub const fn widths(&self) -> [usize; 2] {
         [self.rank, self.rope]
     }
@@ -61,18 +61,18 @@ impl Latents {
         self.pages.iter().map(|page| size_of_val(page.0.as_slice())).sum()
     }
 
-    /// A position's floats.
+    /// The numbers of one position, `[rank + rope]`.
     pub(super) fn position(&self, position: usize) -> &[f32] {
         let width = self.rank + self.rope;
         &self.pages[position / LANES].0[position % LANES * width..][..width]
     }
 
-    /// Sixteen positions, `[16][rank + rope]`.
+    /// Page `number`, which holds the positions from `16 * number` on: `[16][rank + rope]`.
     pub(super) fn page(&self, number: usize) -> &[f32] {
         &self.pages[number].0
     }
 
-    /// Appends tokens `start..start + count` of `latent [tokens, rank]` and `k_rot [tokens, rope]`.
+    /// Appends the tokens `start..start + count` of `latent [tokens, rank]` and `k_rot [tokens, rope]`.
     ///
     /// # Panics
     /// If the shapes do not fit, or the tokens are not on the CPU.
@@ -95,17 +95,17 @@ impl Latents {
         }
     }
 
-    /// Goes back to the first `length` positions.
+    /// Shortens the cache to its first `length` positions.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
         self.pages.truncate(self.length.div_ceil(LANES));
     }
 
-    /// Latents `[positions, rank]` and what turns `[positions, rope]` of several texts, of each the first so many positions, end to end,
-    /// in a pool of the CPU.
+    /// Concatenates several texts, each with the number of its first positions to take: latents `[positions, rank]` and
+    /// rotated parts of keys `[positions, rope]`, in a pool of the CPU.
     ///
     /// # Panics
-    /// If a text has fewer.
+    /// If a text has fewer positions.
     pub fn concat(pool: &Arc<Pool>, texts: &[(&Self, usize)]) -> (Activation, Activation) {
         let [rank, rope] = texts.first().map_or([0, 0], |(text, _)| text.widths());
         let total = texts.iter().map(|(_, count)| count).sum();

@@ -1,6 +1,8 @@
-//! Four jobs: queries absorb the projection, a task a head; they attend, a task for sixteen heads and some positions; what tasks
-//! of one query found is joined; and the projection makes values of it, a task a head. Heads are vector lanes in the middle, and
-//! features of a latent are in the first and the last. The cut into positions does not depend on the number of threads.
+//! Latent attention on the CPU, in four parallel jobs: (1) the queries absorb the key projection, one task for each
+//! head; (2) they attend to the latents, one task for sixteen heads and some positions; (3) the results of a query's
+//! tasks are joined; (4) the value projection is applied, one task for each head. In jobs 2 and 3 heads are the vector
+//! lanes; in jobs 1 and 4 features of a latent are. How positions are divided among tasks does not depend on the number
+//! of threads.
 use super::{Latents, LowRank, Projection};
 use crate::activation::{Activation, LANES};
 use crate::latent_heads::LatentHeads;
@@ -9,15 +11,15 @@ use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{Simd, dispatch};
 use std::ops::Range;
 
-/// Positions of a task.
+/// How many positions one task of job 2 takes.
 const CHUNK: usize = 256;
-/// Parts that tasks find at once, unless one query has more: each takes `rank + 2` vectors.
+/// How many partial results exist at once, unless a single query has more. Each takes `rank + 2` vectors.
 const PARTS: usize = 1024;
-/// Scores of so many positions are summed at once, so that the sums' latency is hidden.
+/// How many positions' scores are summed at once, to hide the latency of an addition.
 const AT_ONCE: usize = 8;
-/// Sums of an inner product, likewise.
+/// How many sums an inner product is divided into, for the same reason.
 const SUMS: usize = 4;
-/// Features of a latent that are mixed at once.
+/// How many features of a latent are mixed at once.
 const FEATURES: usize = 4;
 
 /// Adds `x` times `row` to `to`.
@@ -35,7 +37,7 @@ unsafe fn add_kernel<S: Simd>(x: f32, row: *const f32, to: *mut f32, vectors: us
     }
 }
 
-/// The inner product.
+/// The inner product of `a` and `b`.
 ///
 /// # Safety
 /// The features of `S`; both hold `vectors` vectors.
@@ -64,17 +66,18 @@ unsafe fn dot_kernel<S: Simd>(a: *const f32, b: *const f32, vectors: usize) -> f
     }
 }
 
-/// Sixteen heads of a query over some positions of its text.
+/// Sixteen heads of one query over some positions of its text.
 struct Job<'a> {
-    /// The pages, each `[16][width]`.
+    /// The cache's pages, each `[16][width]`.
     pages: &'a [*const f32],
-    /// How many positions these are; the last page may have fewer than sixteen of them.
+    /// How many positions the pages hold; the last page may be partly used.
     positions: usize,
     width: usize,
     rank: usize,
-    /// `[width][16 heads]`, scaled.
+    /// The absorbed queries, `[width][16 heads]`, already scaled.
     q: *const f32,
-    /// `[rank][16 heads]`, then the largest score and the sum of exponentials of each head.
+    /// Where the result goes: the mixed latents `[rank][16 heads]`, then each head's largest score, then its sum of
+    /// exponentials.
     to: *mut f32,
 }
 
@@ -134,7 +137,8 @@ unsafe fn attend_kernel<S: Simd>(job: &Job<'_>) {
     }
 }
 
-/// Shrinks `N` features of what was mixed before, and adds those of `count` positions, `width` floats apart, by their weights.
+/// Scales `N` features of the latents mixed so far, and adds those of `count` more positions, `width` floats apart, by
+/// their weights.
 ///
 /// # Safety
 /// The features of `S`; `from`, `weights` and `to` hold these.
@@ -165,7 +169,7 @@ unsafe fn mix<S: Simd, const N: usize>(
     }
 }
 
-/// Joins what `parts` found, each as [`Job::to`] has it, to `to [rank][16 heads]`.
+/// Joins partial results, each as [`Job::to`] has it, to the mean latents `to [rank][16 heads]`.
 ///
 /// # Safety
 /// The features of `S`; each part holds `rank + 2` vectors, and `to` `rank`. There is a part.
@@ -198,7 +202,7 @@ dispatch! { fn dot = dot_kernel(a: *const f32, b: *const f32, vectors: usize) ->
 dispatch! { fn attend = attend_kernel(job: &Job<'_>); }
 dispatch! { fn join = join_kernel(parts: &[*const f32], rank: usize, to: *mut f32); }
 
-/// [`super::decode`], whose checks have passed.
+/// [`super::decode`], which has checked the arguments.
 pub(super) fn decode(
     q: &Activation,
     queries: &[(&Latents, usize)],
@@ -219,7 +223,7 @@ pub(super) fn decode(
         let tokens = first..first + count;
         first += count;
         let mut absorbed = pool.act(count * panels * LANES, projection.rank + heads.rope);
-        // Lanes without a head.
+        // There may be lanes without a head, which have to be zero.
         absorbed.zero();
         absorb(q, tokens.clone(), &mut absorbed, projection, heads, scale);
         let mut latents = pool.act(count * panels * LANES, projection.rank);
@@ -230,7 +234,8 @@ pub(super) fn decode(
     o
 }
 
-/// From `q` to `[query][panel of heads][rank + rope][16 heads]`: what latents are multiplied by, and what turns, both scaled.
+/// Job 1: turns queries `q` into `[query][panel of heads][rank + rope][16 heads]`, what latents and rotated parts of
+/// keys are multiplied by, both scaled.
 fn absorb(
     q: &Activation,
     tokens: Range<usize>,
@@ -290,10 +295,10 @@ fn absorb(
     });
 }
 
-/// The means of the latents by the weights of their positions, `[query][panel of heads][rank][16 heads]`.
+/// Jobs 2 and 3: the means of the latents, weighted by attention, `[query][panel of heads][rank][16 heads]`.
 fn mix_latents(absorbed: &Activation, queries: &[(&Latents, usize)], latents: &mut Activation, panels: usize) {
     let (rank, width) = (latents.features(), absorbed.features());
-    // Of each query and panel, where its parts are.
+    // For each query and panel of heads, which partial results are its own.
     let mut tasks = Vec::new();
     let mut of_panels = Vec::with_capacity(queries.len() * panels);
     for (query, (_, position)) in queries.iter().enumerate() {
@@ -331,7 +336,7 @@ fn mix_latents(absorbed: &Activation, queries: &[(&Latents, usize)], latents: &m
     });
 }
 
-/// From means of latents to the values of all heads.
+/// Job 4: turns mean latents into the values of all heads.
 fn make_values(
     latents: &Activation,
     o: &mut Activation,

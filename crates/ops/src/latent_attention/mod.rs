@@ -1,16 +1,18 @@
-//! Multi-head latent attention of single queries over a cache of latents. A position's keys and values of all heads are
-//! projections of one latent, so the projections are absorbed into the query and the output, and neither keys nor values are
-//! ever made: `DeepSeek-AI`, "DeepSeek-V2", 2024, <https://arxiv.org/abs/2405.04434>, section 2.1.2.
+//! Generation with multi-head latent attention (MLA): single queries over a cache of latents. The keys and values of
+//! all heads at a position are projections of one latent. The projections are absorbed into the query and the output,
+//! so that neither keys nor values are ever computed: `DeepSeek-AI`, "DeepSeek-V2", 2024,
+//! <https://arxiv.org/abs/2405.04434>, section 2.1.2.
 //!
-//! With `W = [K; V]` the rows of a head in the projection, `c[j]` the latent and `r[j]` the rotated part of the key of position j:
+//! With `W = [K; V]` the rows of a head in the projection, `c[j]` the latent of position j, and `r[j]` the rotated part
+//! of its key:
 //!
 //! ```text
 //! s[j] = scale * (<K^T q_nope, c[j]> + <q_rope, r[j]>)      = scale * <q, [K c[j], r[j]]>
 //! o    = V * sum over j of softmax(s)[j] * c[j]             = sum over j of softmax(s)[j] * V c[j]
 //! ```
 //!
-//! `LoRA` adds `s B A` to `W`, which is applied as two products too. Results differ from those of [`attention`](crate::attention)
-//! over keys and values by rounding. On the CPU alone.
+//! `LoRA` adds `s B A` to `W`, which is applied as two products too. Results differ by rounding from those of
+//! [`attention`](crate::attention) over keys and values. Only on the CPU.
 mod cache;
 mod cpu;
 #[cfg(test)]
@@ -25,32 +27,32 @@ use crate::gemm::Store;
 use crate::latent_heads::LatentHeads;
 use tunesmith_device::Device;
 
-/// From a latent to the keys (but for what turns) and values of all heads.
+/// The projection from a latent to the values and the unrotated parts of the keys of all heads.
 #[derive(Debug, Clone, Copy)]
 pub struct Projection<'a> {
-    /// Row-major `[heads * (nope + value), rank]`.
+    /// The weight, row-major `[heads * (nope + value), rank]`.
     pub weight: Store<'a>,
-    /// What `LoRA` adds to it.
+    /// What a `LoRA` adapter adds to the weight, if there is one.
     pub low_rank: Option<LowRank<'a>>,
     /// Features of a latent.
     pub rank: usize,
 }
 
-/// `scale B A`.
+/// A `LoRA` adapter's update of a weight, `scale B A`.
 #[derive(Debug, Clone, Copy)]
 pub struct LowRank<'a> {
     /// A, row-major `[width, rank]`.
     pub a: &'a [f32],
     /// B, row-major `[heads * (nope + value), width]`.
     pub b: &'a [f32],
-    /// The inner size, which `LoRA` calls its rank.
+    /// The inner size of the product, which `LoRA` calls its rank.
     pub width: usize,
-    /// The factor.
+    /// What the product is multiplied by.
     pub scale: f32,
 }
 
-/// The mixed values `[queries, heads * value]` of `q [queries, heads * (nope + rope)]`, each over the cache of its text up to the
-/// query's position, which the cache holds too. A query's result depends on no other query.
+/// The outputs `[queries, heads * value]` of `q [queries, heads * (nope + rope)]`. Each query attends to the cache of
+/// its text up to its own position, which the cache has to hold. A query's result does not depend on other queries.
 ///
 /// # Panics
 /// If shapes do not fit, a cache lacks a position, or the device is not the CPU.

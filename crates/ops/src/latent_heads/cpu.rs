@@ -1,4 +1,5 @@
-//! A task a panel: features are vectors of 16 tokens, whose order in memory is that of a token's features.
+//! The kernels on the CPU: one task takes one panel. A feature is a vector of 16 tokens; features have the order that a
+//! token's features have.
 use super::LatentHeads;
 use crate::activation::{Activation, LANES};
 use crate::par;

@@ -1,4 +1,4 @@
-//! Keys and values of latent attention in a GPU's memory.
+//! The kernels on a GPU.
 use super::LatentHeads;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

@@ -1,6 +1,6 @@
-//! Keys and values of multi-head latent attention, from a token's projections. Each head has a part of the key that is not
-//! rotated, and the value, side by side. All heads share one rotated part of the key. `DeepSeek-AI`, "DeepSeek-V2", 2024,
-//! <https://arxiv.org/abs/2405.04434>.
+//! Assembles the keys and values of multi-head latent attention (MLA) from a token's projections. For each head, the
+//! projection has the unrotated part of the key and the value side by side; all heads share one rotated part of the
+//! key. `DeepSeek-AI`, "DeepSeek-V2", 2024, <https://arxiv.org/abs/2405.04434>.
 //!
 //! ```text
 //! k[t, h] = [kv[t, h, ..nope], k_rot[t]]        v[t, h] = kv[t, h, nope..]
@@ -16,21 +16,21 @@ mod tests;
 use crate::activation::Activation;
 use tunesmith_device::Device;
 
-/// The heads and the features of their parts.
+/// The number of heads, and how many features each part has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LatentHeads {
     /// The number of heads.
     pub heads: usize,
-    /// Features of a key that do not turn.
+    /// Features of a key that are not rotated (`qk_nope_head_dim`).
     pub nope: usize,
-    /// Features of a key that turn.
+    /// Features of a key that are rotated (`qk_rope_head_dim`).
     pub rope: usize,
-    /// Features of a head's value.
+    /// Features of a head's value (`v_head_dim`).
     pub value: usize,
 }
 
 impl LatentHeads {
-    /// Features of a key, and of a query.
+    /// Features of a key, which are those of a query too.
     pub const fn key(self) -> usize {
         self.nope + self.rope
     }
@@ -55,7 +55,7 @@ pub fn forward(kv: &Activation, k_rot: &Activation, how: LatentHeads) -> (Activa
     (k, v)
 }
 
-/// From the gradients of [`forward`]'s keys and values to those of `kv` and `k_rot`.
+/// The gradients of `kv` and `k_rot`, from those of [`forward`]'s keys and values.
 ///
 /// # Panics
 /// If the shapes do not fit.

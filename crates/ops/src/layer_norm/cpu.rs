@@ -1,9 +1,9 @@
-//! A task a panel, a token a lane: the mean of a token needs no horizontal sum.
+//! `LayerNorm` on the CPU: one task takes one panel. A token is a lane, so its mean needs no horizontal sum.
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// The sum of `count` vectors that `of` gives, in two chains.
+/// The sum of the vectors `of(0)..of(count - 1)`, in two independent chains of additions.
 ///
 /// # Safety
 /// The features of `S`, and what `of` asks for below `count`.
@@ -66,7 +66,8 @@ dispatch! {
     fn apply_panel = apply_kernel(x: *const f32, stats: *const f32, weight: &[f32], bias: &[f32], out: *mut f32);
 }
 
-/// The gradient of a normalized feature, which is that of the result times the weight, and the normalized feature.
+/// Two vectors for one feature: the gradient of the normalized feature (the result's gradient times the weight), and
+/// the normalized feature itself.
 ///
 /// # Safety
 /// The features of `S`; `x` and `dh` have the feature's vector.
@@ -100,7 +101,7 @@ unsafe fn backward_kernel<S: Simd>(
     unsafe {
         let (mean, r) = (S::load(stats), S::load(stats.add(LANES)));
         let share = S::splat(1.0 / weight.len() as f32);
-        // Loops, as closures within closures do not have the features.
+        // Plain loops, because closures within closures are not compiled with the vector instructions of `S`.
         let (mut sum_g, mut sum_gy) = ([S::splat(0.0); 2], [S::splat(0.0); 2]);
         let (pairs, last) = weight.as_chunks::<2>();
         for (pair, weights) in pairs.iter().enumerate() {
@@ -168,7 +169,7 @@ pub(super) fn backward(
     });
 }
 
-/// In one task, so that each sum adds panel by panel.
+/// In a single task, so that each sum is added panel by panel, whatever the number of threads.
 pub(super) fn backward_weight(x: &Activation, stats: &Activation, dh: &Activation, dw: &mut [f32]) {
     for panel in 0..x.panels() {
         let (x, stats, dh) = (x.panel(panel), stats.panel(panel), dh.panel(panel));

@@ -1,4 +1,4 @@
-//! `LayerNorm` in a GPU's memory: a block a token, a thread a number where nothing is summed.
+//! `LayerNorm` on a GPU: one block for each token where features are summed, else one thread for each number.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 use crate::floats::{Floats, FloatsMut};

@@ -23,8 +23,8 @@ pub fn stats(x: &Activation, eps: f32) -> Activation {
     out
 }
 
-/// `h = (x - mean) * rstd * weight + bias`: `[tokens, features]`, with the two of [`stats`], `weight` and `bias`
-/// `[features]`.
+/// `h = (x - mean) * rstd * weight + bias`: `[tokens, features]`. `stats` is the result of [`stats`]; `weight` and
+/// `bias` are `[features]`.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -66,8 +66,8 @@ pub fn backward(
     }
 }
 
-/// Adds the gradient with respect to the weight, `sum over tokens of dh (x - mean) rstd`, to `dw [features]`. That of the bias
-/// is [`crate::elementwise::add_bias_backward`]'s.
+/// Adds the gradient of the weight, `sum over tokens of dh (x - mean) rstd`, to `dw [features]`.
+/// [`crate::elementwise::add_bias_backward`] does the same for the bias.
 ///
 /// # Panics
 /// If the shapes do not fit.

@@ -1,4 +1,4 @@
-//! A task for each [`TASK`] values.
+//! Lion's update on the CPU: one task updates [`TASK`] values.
 use super::Step;
 use crate::par::TASK;
 use rayon::prelude::*;
@@ -14,7 +14,7 @@ pub(super) fn update(values: &mut [f32], grads: &[f32], exp_avg: &mut [f32], ste
         for ((value, grad), m) in values.iter_mut().zip(grads).zip(momentum) {
             let grad = grad * factor;
             let direction = beta1 * *m + rest1 * grad;
-            // Unlike `signum`, the sign of 0 is 0.
+            // Here the sign of 0 is 0; `f32::signum` would give 1.
             let sign = f32::from(i8::from(direction > 0.0) - i8::from(direction < 0.0));
             *value = *value * keep - rate * sign;
             *m = beta2 * *m + rest2 * grad;

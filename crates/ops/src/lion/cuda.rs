@@ -1,4 +1,4 @@
-//! Lion's update in a GPU's memory.
+//! Lion's update on a GPU.
 use super::Step;
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};

@@ -1,4 +1,4 @@
-//! Lion's update, `g = factor grad`: Chen et al., 2023, <https://arxiv.org/abs/2302.06675>.
+//! Lion's update of flat arrays, where `g = factor * grad`: Chen et al., 2023, <https://arxiv.org/abs/2302.06675>.
 //!
 //! ```text
 //! w = (1 - rate decay) w - rate sign(beta1 m + (1 - beta1) g)
@@ -16,10 +16,10 @@ use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// The constants of one step.
+/// The hyperparameters of one update.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
-    /// What gradients are multiplied by.
+    /// What gradients are multiplied by first: clipping and the inverse loss scale in one.
     pub factor: Factor<'a>,
     /// The learning rate.
     pub rate: f64,

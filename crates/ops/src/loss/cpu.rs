@@ -1,4 +1,5 @@
-//! A task a panel. The logits are read twice and written once: the maximum first, then the exponentials and their sum.
+//! Cross-entropy on the CPU: one task takes one panel. The logits are read twice and written once: first for the
+//! maximum, then for the exponentials and their sum.
 use super::{Terms, TokenLoss};
 use crate::activation::{Activation, LANES};
 use crate::par;
@@ -65,7 +66,7 @@ pub(super) fn cross_entropy(logits: &mut Activation, targets: &[u32], out: &mut 
     });
 }
 
-/// From the exponentials that [`cross_entropy`] left to the gradient.
+/// Turns the exponentials that [`cross_entropy`] left into the gradient of the objective, in place.
 pub(super) fn gradient(
     exponentials: &mut Activation,
     targets: &[u32],

@@ -1,4 +1,4 @@
-//! Losses in a GPU's memory.
+//! Cross-entropy on a GPU.
 use super::Terms;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Source};
@@ -6,7 +6,7 @@ use tunesmith_device::Array;
 
 static KERNELS: Source = Source::new("loss", include_str!("loss.cu"));
 
-/// The results, four numbers a token, as [`super::Losses`] reads them.
+/// The results, four numbers for each token, which [`super::Losses`] reads.
 pub(super) fn cross_entropy(logits: &mut Activation, targets: &[u32]) -> Array<f32> {
     let (device, tokens, vocabulary) = (logits.device(), logits.tokens(), logits.features());
     assert!(targets.iter().all(|&target| (target as usize) < vocabulary), "a target inside the vocabulary");
@@ -47,7 +47,8 @@ pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) 
     losses
 }
 
-/// `to[0] += sum of the losses, each by its weight` (none: 1), `to[1] += how many are right`.
+/// Adds the sum of the losses, each times its weight, to `to[0]`, and the number of right tokens to `to[1]`. Without
+/// `weights`, each loss counts once.
 pub(super) fn totals(losses: &Array<f32>, weights: &[f32], to: &mut Array<f64>) {
     let device = losses.device();
     let weights = (!weights.is_empty()).then(|| cuda::upload(device, weights));

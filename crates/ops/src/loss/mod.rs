@@ -1,9 +1,9 @@
-//! Cross-entropy over a chunk of logits, `nll[t] = logsumexp(l[t]) - l[t, target[t]]`: the losses, and in the same place
-//! the gradient's exponentials.
+//! Cross-entropy over a chunk of logits, `nll[t] = logsumexp(l[t]) - l[t, target[t]]`. It gives the losses, and
+//! replaces the logits by the exponentials that the gradient needs.
 //!
-//! The gradient of `scale * sum_t nll[t]` with respect to the logits is `scale (softmax - onehot)`. It is never
-//! formed where [`linear`] need not: it multiplies the unnormalised exponentials by the weight, and corrects each token
-//! by a factor and one row of the weight.
+//! The gradient of `scale * sum_t nll[t]` with respect to the logits is `scale (softmax - onehot)`. Where possible,
+//! [`linear`] does not form it: it multiplies the unnormalised exponentials by the weight, and corrects each token by a
+//! factor and one row of the weight.
 mod cpu;
 mod cuda;
 pub mod linear;
@@ -21,29 +21,30 @@ use tunesmith_device::{Array, Device};
 /// The loss of one token.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TokenLoss {
-    /// The negative log-likelihood of the target; of [`squared`], the squared error, and all else is zero.
+    /// The negative log-likelihood of the target. For [`squared`] it is the squared error, and the other fields are
+    /// zero.
     pub nll: f32,
     /// The sum of `exp(logit - max)`.
     pub sum: f32,
-    /// The logarithm of the sum of the logits' exponentials.
+    /// The log-sum-exp of the logits.
     pub lse: f32,
-    /// Whether no logit is larger than the target's.
+    /// Whether no logit is larger than the target's: the prediction is right.
     pub right: bool,
 }
 
-/// The losses of some tokens, where they were computed: reading them waits for a GPU.
+/// The losses of some tokens, on the device that computed them. Reading them waits for a GPU.
 #[derive(Debug)]
 pub struct Losses(Results);
 
 #[derive(Debug)]
 enum Results {
     Host(Vec<TokenLoss>),
-    /// Four numbers a token: those of a [`TokenLoss`], in its order.
+    /// Four numbers for each token: the fields of [`TokenLoss`], in their order.
     Gpu(Array<f32>),
 }
 
 impl Losses {
-    /// Reads the loss of each token; waits for a GPU.
+    /// Copies the loss of each token to the host; waits for a GPU.
     pub fn read(self) -> Vec<TokenLoss> {
         match self.0 {
             Results::Host(losses) => losses,
@@ -55,8 +56,8 @@ impl Losses {
     }
 }
 
-/// Replaces `logits [tokens, vocabulary]` by `exp(logit - max)`; returns each token's loss. `targets` is `[tokens]`.
-/// Losses are zero on the meta device.
+/// Replaces `logits [tokens, vocabulary]` by `exp(logit - max)`, and returns each token's loss. `targets` is
+/// `[tokens]`. Losses are zero on the meta device.
 ///
 /// # Panics
 /// If a target is not below `vocabulary`, or the shapes do not fit.
@@ -73,24 +74,24 @@ pub fn cross_entropy(logits: &mut Activation, targets: &[u32]) -> Losses {
     }
 }
 
-/// What an objective has beside plain cross-entropy.
+/// The terms of an objective besides plain cross-entropy; zero for none.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Terms {
-    /// How much of a label's weight is spread over the whole vocabulary.
+    /// Label smoothing: how much of a label's weight is spread over the whole vocabulary.
     pub smoothing: f32,
-    /// The factor of z-loss, `logsumexp(logits)^2`.
+    /// The factor of the z-loss, `logsumexp(logits)^2`.
     pub z: f32,
 }
 
 impl Terms {
-    /// Whether there is nothing beside it.
+    /// Whether the objective is plain cross-entropy.
     pub fn is_plain(self) -> bool {
         self == Self::default()
     }
 }
 
-/// Replaces `logits [tokens, vocabulary]` by the gradient of `sum_t scales[t] objective[t]`; returns each token's plain
-/// loss. `targets` and `scales` are `[tokens]`.
+/// Replaces `logits [tokens, vocabulary]` by the gradient of `sum_t scales[t] objective[t]`, and returns each token's
+/// loss without the further terms. `targets` and `scales` are `[tokens]`.
 ///
 /// With `lse = logsumexp(l)`: `objective = lse - (1 - smoothing) l[target] - smoothing mean(l) + z lse^2`. Its gradient
 /// is `(1 + 2 z lse) softmax(l) - (1 - smoothing) onehot - smoothing / vocabulary`.
@@ -108,8 +109,8 @@ pub fn gradient(logits: &mut Activation, targets: &[u32], scales: &[f32], terms:
     losses
 }
 
-/// Replaces `values [tokens, 1]` by the gradient of `sum_t scales[t] (value - target)^2`; returns each token's squared
-/// error, zero on the meta device; none is right. Targets are the bits of numbers.
+/// Replaces `values [tokens, 1]` by the gradient of `sum_t scales[t] (value - target)^2`, and returns each token's
+/// squared error (zero on the meta device); no token is right. Targets are the bits of float32 numbers.
 ///
 /// # Panics
 /// If the shapes do not fit.

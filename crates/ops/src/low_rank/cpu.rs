@@ -1,10 +1,10 @@
-//! A norm of each row, rows in parallel.
+//! Row norms on the CPU, many rows in parallel.
 use super::Update;
 use crate::activation::Activation;
 use rayon::prelude::*;
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
+/// The norm of each row. `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
 pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Activation, aa: &Activation) -> Vec<f32> {
     let Update { b, rank, scale, .. } = update;
     let b = b.cpu_slice();

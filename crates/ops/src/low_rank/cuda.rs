@@ -1,4 +1,4 @@
-//! Row norms in a GPU's memory.
+//! Row norms on a GPU.
 use super::Update;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Source};
@@ -6,7 +6,7 @@ use tunesmith_device::Array;
 
 static KERNELS: Source = Source::new("low_rank", include_str!("low_rank.cu"));
 
-/// `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
+/// The norm of each row. `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
 pub(super) fn row_norms(squares: &Array<f64>, update: Update<'_>, aw: &Activation, aa: &Activation) -> Array<f32> {
     let (device, rows) = (aw.device(), squares.len());
     let norms = Array::<f32>::zeros(device, rows);

@@ -1,5 +1,5 @@
-//! Row norms of a weight with a low-rank update, `||W_j + s (B A)_j||`, as `DoRA` needs them (Liu et al., 2024,
-//! <https://arxiv.org/abs/2402.09353>).
+//! The norm of each row of a weight with a low-rank update, `||W_j + s (B A)_j||`, as `DoRA` needs it (Liu et al.,
+//! 2024, <https://arxiv.org/abs/2402.09353>).
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -21,16 +21,16 @@ pub struct Update<'a> {
     pub a: Floats<'a>,
     /// B `[out_features, rank]`.
     pub b: Floats<'a>,
-    /// Rows of A, columns of B.
+    /// The rank: rows of A, columns of B.
     pub rank: usize,
     /// What the product is multiplied by.
     pub scale: f32,
 }
 
-/// `||W_j + s (B A)_j||` of each row j of `weight [out_features, in_features]`, given `squares[j] = ||W_j||²`:
-/// `[out_features]`, where the weight is, as `squares` is.
+/// `||W_j + s (B A)_j||` for each row j of `weight [out_features, in_features]`, given `squares[j] = ||W_j||²`:
+/// `[out_features]`, on the device of the weight, where `squares` has to be too.
 ///
-/// The sum is never formed: `||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`.
+/// The updated weight is never formed: `||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`.
 pub fn row_norms(
     pool: &Arc<Pool>,
     weight: Store<'_>,

@@ -1,4 +1,5 @@
-//! The state space as a recurrence of the CPU: C reads, B writes, and the time steps are its gates.
+//! Mamba 2 on the CPU, as the shared recurrence: C is its query, B its key, x its value, and the time steps are its
+//! gates.
 use super::{Gradients, Heads, Inputs};
 use crate::activation::{Activation, LANES};
 use crate::recurrence::State;
@@ -6,10 +7,10 @@ use crate::recurrence::cpu::{self, Gate, Memory, Scan, Sums};
 use std::ops::Range;
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// A time step, and the derivative of its logarithm by `dt`: 0 where it was cut.
+/// The time step, and the derivative of its logarithm with respect to `dt`: 0 where the limits cut it.
 fn step(inputs: &Inputs<'_>, head: usize, token: usize) -> [f32; 2] {
     let (x, [low, high]) = (inputs.dt.at(token, head) + inputs.dt_bias.cpu_slice()[head], inputs.limits);
-    // As PyTorch: beyond 20 softplus is the identity.
+    // As in PyTorch, softplus is the identity above 20.
     let (step, slope) = if x > 20.0 { (x, 1.0) } else { (x.exp().ln_1p(), 1.0 / (1.0 + (-x).exp())) };
     let inside = (low..=high).contains(&step) && step > 0.0;
     [step.max(low).min(high), if inside { slope / step } else { 0.0 }]
@@ -19,7 +20,7 @@ fn rate(inputs: &Inputs<'_>, head: usize) -> f32 {
     -inputs.a_log.cpu_slice()[head].exp()
 }
 
-/// Does `work` with the state space as a recurrence.
+/// Calls `work` with Mamba 2 as a [`Scan`].
 fn with_scan<R>(inputs: Inputs<'_>, heads: Heads, work: impl FnOnce(&Scan<'_>) -> R) -> R {
     let gate = |head, token| {
         let [scale, _] = step(&inputs, head, token);
@@ -49,7 +50,7 @@ pub(super) fn forward(
     with_scan(inputs, heads, |scan| cpu::forward(scan, sequences, states, out));
 }
 
-/// What backward needs beside its results.
+/// The temporary memory of the backward pass, beside its results.
 pub(super) fn memory(inputs: Inputs<'_>, heads: Heads) -> Memory {
     Memory::new(inputs.xbc.pool(), inputs.xbc.tokens(), heads.state(), heads.groups)
 }

@@ -1,4 +1,4 @@
-//! The state space in a GPU's memory: its time steps around the recurrence.
+//! Mamba 2 on a GPU: its own kernels compute the time steps, around the shared recurrence.
 use super::{Gradients, Heads, Inputs};
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
@@ -12,7 +12,7 @@ fn sizes(heads: Heads) -> [Arg; 4] {
     [heads.count, heads.groups, heads.dim, heads.state].map(|size| Arg::from(size as u32))
 }
 
-/// C and B, and the time steps with what follows from them.
+/// C and B in float32, and the time steps with the numbers that follow from them.
 fn prepared(inputs: &Inputs<'_>, heads: Heads) -> [Activation; 2] {
     let (pool, tokens, device) = (inputs.dt.pool(), inputs.dt.tokens(), inputs.dt.device());
     let mut keys = pool.act_f32(tokens, 2 * heads.groups * heads.state);

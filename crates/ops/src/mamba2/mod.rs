@@ -11,7 +11,8 @@
 //! `dg = sum dS' exp(g) S`, `dt = (du x - exp(A_log) dg) sigmoid(dt + dt_bias)` where `t` is within its limits, else 0,
 //! `dD = dy x`, `dS = exp(g) dS'`.
 //!
-//! States are float32, whatever the type of activations. Each sequence begins with a state of zeros, or with a given one.
+//! States are float32, whatever the type of activations. Each sequence starts with a state of zeros, or with a given
+//! one.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -25,21 +26,21 @@ use crate::recurrence::{Shape, State, check_sequences};
 use std::ops::Range;
 use tunesmith_device::Device;
 
-/// How many heads of which widths.
+/// The numbers of heads, and their widths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
-    /// Heads of x, of dt, and of the output; a multiple of `groups`: successive ones share B and C.
+    /// The number of heads of x, dt and the output. A multiple of `groups`: successive heads share B and C.
     pub count: usize,
-    /// Groups of B and C.
+    /// The number of groups, each with one B and one C.
     pub groups: usize,
-    /// Width of a head of x and of the output.
+    /// Features of one head of x and of the output.
     pub dim: usize,
-    /// Width of B, and of C.
+    /// Features of B (and of C) in one group: the size of the state.
     pub state: usize,
 }
 
 impl Heads {
-    /// Features of x, and of the output.
+    /// Features of x (and of the output), all heads together.
     pub const fn values(&self) -> usize {
         self.count * self.dim
     }
@@ -49,26 +50,26 @@ impl Heads {
         self.values() + 2 * self.groups * self.state
     }
 
-    /// The sizes of a state.
+    /// The sizes of the recurrent state.
     pub const fn state(&self) -> Shape {
         Shape { heads: self.count, rows: self.state, columns: self.dim }
     }
 }
 
-/// What the state space is applied to.
+/// The operands of the state space.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
-    /// x of all heads, B of all groups and C of all groups side by side, `[tokens, features]`.
+    /// x of all heads, B of all groups and C of all groups, side by side: `[tokens, features]`.
     pub xbc: &'a Activation,
     /// `dt` before its bias, `[tokens, heads]`.
     pub dt: &'a Activation,
-    /// `A_log`, `[heads]`.
+    /// `A_log`, `[heads]`: the logarithm of the decay rate.
     pub a_log: Floats<'a>,
-    /// `D`, `[heads]`.
+    /// `D`, `[heads]`: the weight of x itself in the output.
     pub d: Floats<'a>,
     /// `dt_bias`, `[heads]`.
     pub dt_bias: Floats<'a>,
-    /// The smallest and the largest time step `t`.
+    /// The smallest and the largest time step `t`, which clamp it.
     pub limits: [f32; 2],
 }
 
@@ -86,8 +87,8 @@ impl Inputs<'_> {
     }
 }
 
-/// The outputs `[tokens, heads * dim]`. With `states`, one for each sequence, a sequence goes on from its state, which then
-/// becomes the one behind its last token.
+/// The outputs `[tokens, heads * dim]`. `sequences` are the token ranges of the sequences. With `states`, one for each
+/// sequence, a sequence continues from its state, which is then replaced by the state after its last token.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -108,21 +109,21 @@ pub fn forward(
     out
 }
 
-/// The gradients of [`forward`]'s activations.
+/// The gradients of [`forward`]'s inputs.
 #[derive(Debug)]
 pub struct Gradients {
-    /// Of x, B and C side by side.
+    /// The gradient of x, B and C side by side, in the shape of [`Inputs::xbc`].
     pub xbc: Activation,
-    /// Of `dt`; that of `dt_bias` is its sum over tokens.
+    /// The gradient of `dt`, `[tokens, heads]`. The gradient of `dt_bias` is its sum over tokens.
     pub dt: Activation,
-    /// `[tokens, heads]` in float32: that of `A_log` is its sum over tokens.
+    /// `[tokens, heads]` in float32: its sum over tokens is the gradient of `A_log`.
     pub a_log: Activation,
-    /// `[tokens, heads]` in float32: that of `D` is its sum over tokens.
+    /// `[tokens, heads]` in float32: its sum over tokens is the gradient of `D`.
     pub d: Activation,
 }
 
-/// From `dy [tokens, heads * dim]`, the gradient of [`forward`]'s outputs over sequences that began with zeros, to those of its
-/// inputs.
+/// The gradients of the inputs, from `dy [tokens, heads * dim]`, the gradient of [`forward`]'s outputs. Every sequence
+/// has to have started with a state of zeros.
 ///
 /// # Panics
 /// If the shapes do not fit.

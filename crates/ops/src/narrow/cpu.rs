@@ -1,4 +1,4 @@
-//! A task a panel: bfloat16 in vectors, float16 with the conversions of the `half` crate.
+//! The conversions on the CPU: one task takes one panel. bfloat16 uses vector instructions, float16 the `half` crate.
 use super::{Half, Narrow};
 use crate::activation::{Activation, LANES};
 use crate::par;

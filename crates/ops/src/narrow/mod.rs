@@ -1,5 +1,5 @@
-//! Activations rounded to sixteen bits between forward and backward: half the memory. bfloat16 keeps eight bits of
-//! mantissa; float16 keeps eleven, and no number above 65504.
+//! [`Narrow`]: keeps an activation in 16 bits between forward and backward, which takes half the memory. bfloat16 keeps
+//! eight bits of mantissa; float16 keeps eleven, and no number above 65504.
 mod cpu;
 #[cfg(test)]
 mod tests;
@@ -7,7 +7,7 @@ mod tests;
 use crate::activation::{Activation, Number};
 use tunesmith_device::Device;
 
-/// How sixteen bits are used.
+/// The 16-bit number type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
     /// bfloat16: 8 bits of exponent, 7 of fraction.
@@ -17,7 +17,7 @@ pub enum Half {
 }
 
 impl Half {
-    /// The type of activations that have it on a GPU.
+    /// The number type of an activation in this format on a GPU.
     pub const fn number(self) -> Number {
         match self {
             Self::Bf16 => Number::Bf16,
@@ -26,11 +26,11 @@ impl Half {
     }
 }
 
-/// An activation `[tokens, features]` in sixteen bits: on the CPU in the same panels.
+/// An activation `[tokens, features]` in 16 bits. On the CPU it has the same panels as the activation.
 #[derive(Debug)]
 pub struct Narrow {
     half: Half,
-    /// On the CPU two numbers in the place of one: `[tokens, ceil(features / 2)]`.
+    /// On the CPU, two 16-bit numbers take the place of one float: `[tokens, ceil(features / 2)]`.
     halves: Activation,
     features: usize,
 }
@@ -49,7 +49,7 @@ impl Narrow {
         narrow
     }
 
-    /// The activation in whose memory the rounded numbers lie.
+    /// The activation in whose memory the rounded numbers are.
     pub const fn memory(&mut self) -> &mut Activation {
         &mut self.halves
     }

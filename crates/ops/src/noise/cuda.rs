@@ -1,4 +1,4 @@
-//! Noise in a GPU's memory, with the CPU's bits.
+//! The noise on a GPU, with the same random bits as on the CPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 

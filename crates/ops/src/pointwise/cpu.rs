@@ -1,11 +1,11 @@
-//! A task a panel, all of its values in vectors.
+//! The kernels on the CPU: one task takes one panel.
 use super::Function;
 use crate::activation::{Activation, LANES};
 use crate::gated_mlp::{Gate, both as of_gate};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// `(f(x), f'(x))`.
+/// `(f(x), f'(x))`: the value of the function and its derivative.
 ///
 /// # Safety
 /// The features of `S`.

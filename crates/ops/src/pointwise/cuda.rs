@@ -1,4 +1,4 @@
-//! Activation functions in a GPU's memory.
+//! The kernels on a GPU.
 use super::Function;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

@@ -1,5 +1,6 @@
-//! Activation functions of plain MLPs, value by value: `y = f(x)`, and `dx = f'(x) dy`. Hendrycks and Gimpel, "Gaussian
-//! Error Linear Units", 2016, <https://arxiv.org/abs/1606.08415>, has GELU and both of its approximations.
+//! Activation functions of plain (not gated) MLPs, value by value: `y = f(x)` and `dx = f'(x) dy`. Hendrycks and
+//! Gimpel, "Gaussian Error Linear Units", 2016, <https://arxiv.org/abs/1606.08415>, has GELU and both of its
+//! approximations.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -13,19 +14,19 @@ use tunesmith_device::Device;
 /// The activation function of a plain MLP, value by value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
-    /// `x/2 (1 + erf(x / sqrt(2)))`: ViT, DINOv2, LLaVA's projector.
+    /// GELU by erf, `x/2 (1 + erf(x / sqrt(2)))`: ViT, DINOv2, LLaVA's projector.
     Gelu,
-    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: SigLIP.
+    /// GELU by tanh, `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: SigLIP.
     GeluTanh,
-    /// `x sigmoid(1.702 x)`: CLIP.
+    /// Quick GELU, `x sigmoid(1.702 x)`: CLIP.
     QuickGelu,
-    /// `x sigmoid(x)`.
+    /// SiLU, `x sigmoid(x)`.
     Silu,
-    /// `max(x, 0)`; its slope at 0 is 0, as in `PyTorch`.
+    /// `ReLU`, `max(x, 0)`; its slope at 0 is 0, as in `PyTorch`.
     Relu,
-    /// `max(x, 0)^2`: Nemotron-H. So et al., "Primer", 2021.
+    /// Squared `ReLU`, `max(x, 0)^2`: Nemotron-H. So et al., "Primer", 2021.
     Relu2,
-    /// `tanh(x)`: the routers of Gemma 3n's streams.
+    /// `tanh(x)`: the routers of Gemma 3n's `AltUp` streams.
     Tanh,
 }
 
@@ -40,7 +41,8 @@ pub fn forward(function: Function, x: &Activation) -> Activation {
     out
 }
 
-/// Turns `x` into its gradient, given that of [`forward`]'s result; both `[tokens, features]`.
+/// Turns `x` into its gradient, in place, given `d_out`, the gradient of [`forward`]'s result; both are
+/// `[tokens, features]`.
 ///
 /// # Panics
 /// If the shapes differ.

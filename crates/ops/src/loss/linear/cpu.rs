@@ -1,4 +1,4 @@
-//! The corrections of a chunk's gradient. In one task, so that each row's sum adds token by token.
+//! Corrects a chunk's gradients on the CPU, in a single task, so that each row's sum is added token by token.
 use crate::activation::{Activation, LANES};
 use crate::gemm::Store;
 use crate::loss::TokenLoss;
@@ -30,7 +30,7 @@ pub(super) fn correct(
             }
         }
         if let Some(h) = &mut h_over_s {
-            // Lanes past the end become zero.
+            // Lanes past the last token become zero.
             for lanes in h.panel_mut(panel).chunks_exact_mut(LANES) {
                 lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
             }

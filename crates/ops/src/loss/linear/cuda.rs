@@ -1,4 +1,4 @@
-//! The corrections of a chunk's gradient in a GPU's memory.
+//! Corrects a chunk's gradients on a GPU.
 use crate::activation::{Activation, Number};
 use crate::cuda::{self, Arg, Grid, Typed};
 use crate::embedding;
@@ -8,7 +8,7 @@ use tunesmith_device::Array;
 
 static KERNELS: Typed = Typed::new("loss_linear", include_str!("linear.cu"));
 
-/// As [`super::Projection::correct`]; `losses` has four numbers a token.
+/// As [`super::Projection::correct`]; `losses` has four numbers for each token.
 pub(super) fn correct(
     weight: Store<'_>,
     d_part: &mut Activation,
@@ -39,7 +39,7 @@ pub(super) fn pick_columns(d: &Activation, ids: &[u32], columns: &mut Activation
     cuda::launch(device, KERNELS.same(&[d, columns]), "loss_linear_pick", Grid::items(tokens * count), &args);
 }
 
-/// As [`super::subtract_targets`]: an embedding's gradient with the factor `-scale`.
+/// As [`super::subtract_targets`]: it is the gradient of an embedding with the factor `-scale`.
 pub(super) fn subtract_targets(
     gradients: FloatsMut<'_>,
     ids: Option<&[u32]>,
@@ -50,7 +50,7 @@ pub(super) fn subtract_targets(
 ) {
     let part = h.rows(h.pool(), first..first + targets.len());
     let Some(ids) = ids else { return embedding::backward(&part, targets, -scale, None, gradients) };
-    // The place past the last stands for all other targets.
+    // One place past the last stands for all targets that are not among `ids`.
     let other = ids.len() as u32;
     let place = |target: &u32| ids.iter().position(|id| id == target).map_or(other, |at| at as u32);
     let places: Vec<u32> = targets.iter().map(place).collect();

@@ -1,12 +1,12 @@
-//! The logits of some rows.
+//! [`Logits`] of some rows, in whichever layout the product left them.
 use crate::activation::{Activation, LANES};
 use crate::argmax::{argmax, argmax_of_tokens};
 
-/// Logits of some rows, `[rows, outputs]`, as the product left them.
+/// The logits of some rows, `[rows, outputs]`.
 #[derive(Debug)]
 pub struct Logits {
     numbers: Activation,
-    /// Whether they lie as `[outputs, rows]`.
+    /// Whether the memory has the layout `[outputs, rows]`.
     transposed: bool,
 }
 
@@ -15,12 +15,12 @@ impl Logits {
         Self { numbers, transposed }
     }
 
-    /// How many rows.
+    /// The number of rows.
     pub const fn rows(&self) -> usize {
         if self.transposed { self.numbers.features() } else { self.numbers.tokens() }
     }
 
-    /// Those of one row, `[outputs]`.
+    /// The logits of one row, `[outputs]`, on the host.
     pub fn row(&self, row: usize) -> Vec<f32> {
         if !self.transposed {
             return self.numbers.row(row);
@@ -29,12 +29,13 @@ impl Logits {
         (0..self.numbers.panels()).flat_map(lanes).take(self.numbers.tokens()).collect()
     }
 
-    /// All, `[rows, outputs]`.
+    /// The logits of all rows, row-major `[rows, outputs]`, on the host.
     pub fn to_rows(&self) -> Vec<f32> {
         if self.transposed { (0..self.rows()).flat_map(|row| self.row(row)).collect() } else { self.numbers.to_rows() }
     }
 
-    /// Each row's largest output, the first of several. `None` where a logit is NaN or the largest one is infinite.
+    /// The number of each row's largest logit, the first of equal ones. `None` if one of the row's logits is NaN or the
+    /// largest is infinite.
     pub fn best(&self) -> Vec<Option<u32>> {
         if self.transposed { argmax_of_tokens(&self.numbers) } else { argmax(&self.numbers) }
     }

@@ -1,6 +1,7 @@
-//! The loss of a linear head (LM head or classification head) on some rows, without their logits at once: rows are cut
-//! into chunks, and a chunk's gradient is made in the forward pass, so that logits of more than one chunk never exist.
-//! Elsewhere known as fused linear cross-entropy (Hsu et al., "Liger Kernel", 2024, <https://arxiv.org/abs/2410.10989>).
+//! The loss of a linear head (LM head or classification head) without all logits at once. Rows are divided into chunks,
+//! and the gradient of a chunk is computed in the forward pass, so that logits of more than one chunk never exist.
+//! Elsewhere known as fused linear cross-entropy (Hsu et al., "Liger Kernel", 2024,
+//! <https://arxiv.org/abs/2410.10989>).
 //!
 //! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to a row `h` is
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
@@ -19,16 +20,17 @@ use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Array, Device};
 
-/// The most bytes of logits in a chunk, unless the weight has more than four times as many in float32; a chunk has at least one panel of
-/// tokens.
+/// The most bytes of logits in a chunk on the CPU, unless a quarter of the weight's bytes in float32 is more. A chunk
+/// has at least one panel of tokens.
 const CHUNK_BYTES: usize = 64 << 20;
-/// The same on a GPU, whose products are at full speed from some hundred tokens on.
+/// The most bytes of logits in a chunk on a GPU, where products reach full speed from some hundred tokens on.
 const CHUNK_BYTES_OF_GPU: usize = 256 << 20;
-/// The most tokens in a chunk: from here on, reading the weight is no longer what a product costs.
+/// The most tokens in a chunk. With more, reading the weight is no longer what a product's time depends on.
 const CHUNK_TOKENS: usize = 512;
 
-/// Tokens of a chunk of a head `[outputs, hidden]`: the logits `[chunk, outputs]` of so many exist at once. On the CPU, logits may take a
-/// quarter of the weight's bytes: each chunk reads the whole weight, which costs most beside few tokens.
+/// How many tokens a chunk has, for a head `[outputs, hidden]`: that many logits `[chunk, outputs]` exist at once. On
+/// the CPU, logits may take a quarter of the weight's bytes, because each chunk reads the whole weight, and with few
+/// tokens that costs most.
 pub fn chunk_tokens([outputs, hidden]: [usize; 2], device: Device) -> usize {
     let bytes = match device {
         Device::Cuda(_) => CHUNK_BYTES_OF_GPU,
@@ -42,33 +44,34 @@ pub fn chunk_tokens([outputs, hidden]: [usize; 2], device: Device) -> usize {
 pub struct Projection<'a> {
     /// W, `[outputs, hidden]`.
     pub weight: Store<'a>,
-    /// The vocabulary, or the labels of a classification.
+    /// The number of outputs: the size of the vocabulary, or the number of labels of a classification.
     pub outputs: usize,
     /// `cap(x) = c tanh(x / c)`; without one, `cap(x) = x`.
     pub softcap: Option<f32>,
-    /// Where chunks of logits come from. A pool of their own, because the pool of a pass would size them for all tokens.
+    /// The pool that chunks of logits come from. It has to be separate, because the pool of a pass would size them for
+    /// all tokens.
     pub pool: &'a Arc<Pool>,
 }
 
-/// What is minimised beside plain cross-entropy.
+/// What is minimised: cross-entropy with optional terms and weights, or squared errors.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Objective<'a> {
-    /// The strengths of label smoothing and of z-loss.
+    /// The strengths of label smoothing and z-loss.
     pub terms: Terms,
-    /// The loss is the squared error of one number; targets are the bits of numbers.
+    /// Whether the loss is the squared error of a single output. Targets are then the bits of float32 numbers.
     pub squared: bool,
-    /// How often each row's loss counts; empty where each counts once.
+    /// The weight of each row's loss; empty if each counts once.
     pub weights: &'a [f32],
 }
 
-/// Where the gradient of `W` is added.
+/// Where to add the gradient of `W`.
 #[derive(Debug)]
 pub enum WeightGradient<'a> {
-    /// Nowhere: `W` is frozen.
+    /// Nowhere, because `W` is frozen.
     None,
-    /// To a gradient of all of `W`, `[outputs, hidden]`.
+    /// To the gradient of all of `W`, `[outputs, hidden]`.
     Whole(FloatsMut<'a>),
-    /// Of the rows `ids` alone: `[ids.len(), hidden]`.
+    /// To the gradient of the rows `ids` alone, `[ids.len(), hidden]`.
     Rows {
         /// The rows of `W` that are trained.
         ids: &'a [u32],
@@ -80,22 +83,23 @@ pub enum WeightGradient<'a> {
 /// The losses of a head's rows, and the gradient of its input ([`Projection::forward_backward`]).
 #[derive(Debug)]
 pub struct LossGradient {
-    /// The rows' plain losses, each with its weight.
+    /// The rows' losses without the further terms of the objective, each with its weight.
     pub losses: RowLosses,
-    /// The gradient with respect to the rows, `[rows, hidden]`.
+    /// The gradient with respect to the head's input, `[rows, hidden]`.
     pub dh: Activation,
 }
 
-/// The losses of all rows, where they were computed: whoever has work left for a GPU sums them after asking for that.
+/// The losses of all rows, on the device that computed them. Reading them waits for a GPU, so a caller requests the
+/// GPU's further work first.
 #[derive(Debug, Default)]
 pub struct RowLosses(Vec<ChunkLosses>);
 
-/// A chunk's losses and weights; no weights where each counts once.
+/// The losses and weights of a chunk; no weights if each loss counts once.
 type ChunkLosses = (Losses, Vec<f32>);
 
 impl RowLosses {
-    /// The sum of the losses, each by its weight; and how many rows' target has the largest logit, or one of several equal
-    /// ones. Waits for a GPU.
+    /// The sum of the losses, each times its weight; and the number of rows whose target has the largest logit, or one
+    /// of several equally large ones. Waits for a GPU.
     pub fn sum(self) -> (f64, usize) {
         let mut sums = Array::default();
         let (total, right) = self.add_up(&mut sums);
@@ -103,8 +107,8 @@ impl RowLosses {
         (total + sums[0], right + sums[1] as usize)
     }
 
-    /// What the host computed of [`RowLosses::sum`]. What a GPU did is added to both numbers of `to` there, which begins with zeros if it is
-    /// empty.
+    /// Returns the part of [`RowLosses::sum`] that the host computed. The part that a GPU computed is added to the two
+    /// numbers in `to`, on the GPU; an empty `to` starts with zeros.
     pub(super) fn add_up(self, to: &mut Array<f64>) -> (f64, usize) {
         let (mut total, mut right) = (0.0, 0);
         for (losses, weights) in self.0 {
@@ -138,7 +142,7 @@ impl Projection<'_> {
         logits
     }
 
-    /// Logits of the rows `h [rows, hidden]`, in parts of some rows.
+    /// The logits of the rows `h [rows, hidden]`, one chunk of rows after the other.
     pub fn logits(&self, h: &Activation) -> Vec<Logits> {
         let all: Vec<usize> = (0..h.tokens()).collect();
         let parts = all.chunks(chunk_tokens([self.outputs, h.features()], self.pool.device()));
@@ -156,8 +160,8 @@ impl Projection<'_> {
         Logits::new(logits, true)
     }
 
-    /// Each row's loss, and whether its target is the most probable output, or one of several equally probable ones. With
-    /// `squares` the loss is the squared error of one number, of which none is right.
+    /// Each row's loss, and whether its target is the most probable output, or one of several equally probable ones.
+    /// With `squares`, the loss is the squared error of a single output, and no row is right.
     pub fn losses(&self, h: &Activation, targets: &[u32], squares: bool) -> Vec<(f32, bool)> {
         let mut losses = Vec::new();
         let (all, chunk): (Vec<usize>, usize) =
@@ -173,8 +177,8 @@ impl Projection<'_> {
         losses.into_iter().flat_map(Losses::read).map(|loss| (loss.nll, loss.right)).collect()
     }
 
-    /// The rows' losses, and the gradient of `scale` times the objective with respect to `h [rows, hidden]`;
-    /// that of `W` is added to `d_weight`. `targets` has one of `outputs` for each row.
+    /// The rows' losses, and the gradient of `scale` times the objective with respect to `h [rows, hidden]`. Adds the
+    /// gradient of `W` to `d_weight`. `targets` has one of `outputs` for each row.
     pub fn forward_backward(
         &self,
         h: &Activation,
@@ -210,8 +214,8 @@ impl Projection<'_> {
         found
     }
 
-    /// A chunk's plain cross-entropy. The gradient of its logits is never formed: the exponentials are multiplied by `W`,
-    /// and each token is corrected by a factor and one row of `W`.
+    /// A chunk with plain cross-entropy. The gradient of its logits is never formed: the exponentials are multiplied by
+    /// `W`, and each token is corrected by a factor and one row of `W`.
     fn plain(&self, chunk: Chunk<'_>, scale: f32, d_weight: &mut WeightGradient<'_>) -> (Activation, ChunkLosses) {
         let Chunk { h, rows, mut part, targets } = chunk;
         let hidden = part.features();
@@ -235,8 +239,8 @@ impl Projection<'_> {
         (d_part, (losses, Vec::new()))
     }
 
-    /// Turns `d_part = W^T e` into the gradient `scale (W^T e / s - W[target])`, and `h_over_s`, which holds the rows h,
-    /// into `scale h / s`.
+    /// Turns `d_part = W^T e` into the gradient `scale (W^T e / s - W[target])`, and `h_over_s`, which holds the rows
+    /// h, into `scale h / s`; both in place.
     fn correct(
         &self,
         d_part: &mut Activation,
@@ -252,8 +256,8 @@ impl Projection<'_> {
         }
     }
 
-    /// A chunk's objective with further terms, weights, capped logits, or squared errors. The gradient of the logits is
-    /// formed: one pass more over a chunk.
+    /// A chunk with further terms, weights, capped logits, or squared errors. Here the gradient of the logits is
+    /// formed, which is one more pass over the chunk.
     fn weighted(
         &self,
         part: &Activation,
@@ -265,7 +269,7 @@ impl Projection<'_> {
     ) -> (Activation, ChunkLosses) {
         let hidden = part.features();
         let mut logits = self.project(part);
-        // The cap's slope is found from the capped logits, which the gradient overwrites.
+        // The slope of the cap depends on the capped logits, which the gradient overwrites: a copy is kept.
         let capped = self.softcap.map(|cap| (logits.columns(0..self.outputs), cap));
         let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
         let losses = if objective.squared {
@@ -289,11 +293,11 @@ impl Projection<'_> {
     }
 }
 
-/// Some of the rows `h`.
+/// A chunk of the rows `h`.
 struct Chunk<'a> {
     h: &'a Activation,
     rows: std::ops::Range<usize>,
-    /// A copy of these rows.
+    /// A copy of the chunk's rows.
     part: Activation,
     targets: &'a [u32],
 }
@@ -309,8 +313,8 @@ fn add_rows(ids: &[u32], gradients: FloatsMut<'_>, d: &Activation, x: &Activatio
     outer(Target::Rows(gradients), &columns, &Transposed::new(x));
 }
 
-/// `gradients[target] -= scale h[row]` for each of `targets`, whose rows begin with `first`. With `ids`, `gradients` has
-/// the rows `ids` of W alone, and other targets have none.
+/// `gradients[target] -= scale h[row]` for each of `targets`, where `first` is the row of the first target. With `ids`,
+/// `gradients` has only the rows `ids` of W, and other targets are left out.
 fn subtract_targets(
     gradients: FloatsMut<'_>,
     ids: Option<&[u32]>,
