@@ -1,9 +1,9 @@
-//! Memory of a thread for the duration of a task, or of an operation that it leads.
+//! Scratch memory of a thread on the CPU, for one task or for one operation that the thread leads.
 use crate::activation::LANES;
 use std::cell::RefCell;
 use tunesmith_device::{Device, memory};
 
-/// Floats in which a vector's loads cross no cache line.
+/// Sixteen floats, aligned so that a vector's load never crosses a cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; LANES]);
@@ -13,17 +13,17 @@ thread_local! {
     static SHARED: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends floats for all tasks of an operation that this thread leads, as [`with_scratch`] does for one task.
+/// As [`with_scratch`], for memory that all tasks of an operation share, which this thread leads.
 pub(crate) fn with_shared<R>(floats: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    // Taken away, so that work within `f` may ask for others.
+    // The memory is taken out of its place, so that `f` may ask for shared memory itself.
     let mut own = SHARED.take();
     let result = lend(&mut own, floats, f);
     SHARED.set(own);
     result
 }
 
-/// Lends `floats` floats of this thread's scratch memory, their values undefined, where the memory budget has room for them
-/// ([`memory::admit`]). They begin with a cache line.
+/// Lends `floats` floats of this thread's scratch memory to `f`, if the memory budget has room for them
+/// ([`memory::admit`]). Their values are undefined, and they begin at a cache line.
 pub(crate) fn with_scratch<R>(floats: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     SCRATCH.with_borrow_mut(|scratch| lend(scratch, floats, f))
 }
@@ -40,18 +40,18 @@ fn lend<R>(scratch: &mut Vec<Line>, floats: usize, f: impl FnOnce(&mut [f32]) ->
     f(&mut all[..floats])
 }
 
-/// Cuts a scratch into parts.
+/// Divides scratch memory into parts.
 pub(crate) struct Cutter<'a>(pub(crate) &'a mut [f32]);
 
 impl<'a> Cutter<'a> {
-    /// The next floats.
+    /// Cuts off the next `floats` floats.
     pub(crate) fn cut(&mut self, floats: usize) -> &'a mut [f32] {
         let (part, rest) = std::mem::take(&mut self.0).split_at_mut(floats);
         self.0 = rest;
         part
     }
 
-    /// Where the next floats begin.
+    /// Cuts off the next `floats` floats, and returns where they begin.
     pub(crate) fn take(&mut self, floats: usize) -> *mut f32 {
         self.cut(floats).as_mut_ptr()
     }

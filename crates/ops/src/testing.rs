@@ -1,4 +1,5 @@
-//! What tests of kernels share, here and in the crates above: pseudo-random numbers, every SIMD level in turn, finite differences.
+//! Helpers for tests of kernels, here and in the crates above: pseudo-random numbers, a run at every SIMD level and on
+//! a GPU, and comparison with finite differences.
 use super::activation::Pool;
 use super::simd::{self, Level};
 use std::sync::Arc;
@@ -19,10 +20,10 @@ pub fn f64s(numbers: &[f32]) -> Vec<f64> {
     numbers.iter().map(|&number| f64::from(number)).collect()
 }
 
-/// Holds numbers against those of a reference: none differs by more than `limit`, or by that share of a reference above 1.
+/// Asserts that each number is near its reference: within `limit`, or within that share of a reference above 1.
 ///
 /// # Panics
-/// They differ.
+/// If one is not.
 pub fn near(what: &str, got: &[f32], expected: &[f64], limit: f64) {
     assert_eq!(got.len(), expected.len(), "{what}: as many numbers");
     for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
@@ -31,10 +32,10 @@ pub fn near(what: &str, got: &[f32], expected: &[f64], limit: f64) {
     }
 }
 
-/// Runs `test` at each level that this processor has, on two threads that only it uses.
+/// Runs `test` at each SIMD level that this processor has, on two threads of its own.
 ///
 /// # Panics
-/// The system does not give the threads.
+/// If the system does not give the threads.
 pub fn each_level(test: impl Fn(Level) + Sync) {
     for &level in Level::ALL {
         if level <= simd::detect() {
@@ -43,10 +44,10 @@ pub fn each_level(test: impl Fn(Level) + Sync) {
     }
 }
 
-/// Runs `test` without AMX's tiles, at the best level of this processor's vectors, on two threads that only it uses.
+/// Runs `test` at the best level of this processor's vectors without AMX tiles, on two threads of its own.
 ///
 /// # Panics
-/// The system does not give the threads.
+/// If the system does not give the threads.
 pub fn in_vectors(test: impl FnOnce() + Send) {
     at_level(simd::detect().vectors(), test);
 }
@@ -63,7 +64,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Where operands have to be.
+    /// The device on which an op's operands have to be.
     pub const fn device(self) -> Device {
         self.device
     }
@@ -73,27 +74,27 @@ impl Engine {
         self.device == Device::Cpu
     }
 
-    /// Whether it is a GPU that multiplies FP8. The stand-in does.
+    /// Whether it is a GPU that multiplies FP8, as the stand-in does.
     pub fn multiplies_fp8(self) -> bool {
         matches!(self.device, Device::Cuda(ordinal) if gpu::multiplies_fp8(ordinal))
     }
 
-    /// A new pool of activations there.
+    /// A new pool of activations on the engine's device.
     pub fn pool(self) -> Arc<Pool> {
         Pool::on(self.device)
     }
 
-    /// A copy of the numbers there.
+    /// A copy of the numbers on the engine's device.
     pub fn array<T: Element>(self, values: &[T]) -> Array<T> {
         Array::of(self.device, values)
     }
 }
 
-/// Runs `test` on the CPU at each level that this processor has ([`each_level`]), then on a GPU: the stand-in, or GPU 0 of this
-/// machine if `TUNESMITH_TEST_GPU` is set.
+/// Runs `test` on the CPU at each SIMD level ([`each_level`]), then on a GPU: the stand-in, or GPU 0 of this machine if
+/// `TUNESMITH_TEST_GPU` is set.
 ///
 /// # Panics
-/// As [`each_level`]; or the stand-in cannot be built.
+/// As [`each_level`], or if the stand-in cannot be built.
 pub fn each_engine(test: impl Fn(Engine) + Sync) {
     each_level(|_| test(Engine { device: Device::Cpu }));
     tunesmith_device::cuda::testing::use_stand_in();
@@ -104,10 +105,10 @@ pub fn each_engine(test: impl Fn(Engine) + Sync) {
     tunesmith_device::memory::guarded(run).expect("the GPU does all that it is told");
 }
 
-/// Holds the gradient `got` of `f` at `at` against central differences in f64, for up to 40 entries.
+/// Compares the gradient `got` of `f` at `at` with central differences in f64, for up to 40 entries.
 ///
 /// # Panics
-/// They differ.
+/// If they differ.
 pub fn check_gradient(what: &str, at: &[f32], got: &[f32], f: impl Fn(&[f64]) -> f64) {
     assert_eq!(at.len(), got.len(), "{what}: a derivative for each input");
     let mut point: Vec<f64> = at.iter().map(|&value| f64::from(value)).collect();

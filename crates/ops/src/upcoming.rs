@@ -1,25 +1,25 @@
-//! What the next product will probably read. Threads that wait for work fetch it into their caches meanwhile: a hint, which changes no
-//! result, and which may be wrong.
+//! Predicts which memory the next product will read, so that threads that wait for work can prefetch it. This is only a
+//! hint: it may be wrong, and it never changes a result.
 use crate::simd::prefetch_far;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Matrices that a product reads, at most.
+/// The most matrices of a product that are remembered.
 const STRETCHES: usize = 4;
-/// Bytes that are asked for between two looks for work.
+/// How many bytes are prefetched before a thread looks for work again.
 const STEP: usize = 1024;
-/// Bytes that a thread fetches of its own part, about what its second cache has room for.
+/// The most bytes that a thread prefetches of its own part: about what its L2 cache has room for.
 const OWN: usize = 256 << 10;
-/// Bytes of the leader's part, which the first other thread fetches after its own.
+/// The most bytes of the leader's part. The first other thread prefetches them after its own part.
 const LEADERS: usize = 96 << 10;
 
-/// Stretches of memory, end to end: the address and the bytes of each.
+/// The memory that a product will read: the address and length of each matrix, which count as one run of bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Upcoming([(usize, usize); STRETCHES]);
 
 impl Upcoming {
-    /// Those of the first matrices of a product.
+    /// The memory of the first matrices of a product.
     pub fn new(stretches: impl Iterator<Item = (usize, usize)>) -> Self {
         let mut all = Self::default();
         all.0.iter_mut().zip(stretches).for_each(|(to, from)| *to = from);
@@ -30,7 +30,7 @@ impl Upcoming {
         self.0.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// The address of byte `at`.
+    /// The address of byte `at` of the run.
     fn address(&self, mut at: usize) -> Option<usize> {
         for (address, bytes) in self.0 {
             if at < bytes {
@@ -42,12 +42,13 @@ impl Upcoming {
     }
 }
 
-/// What followed a product the last time: learned while a model runs, since each step of it has the same products.
+/// What followed a product the last time. It is learned while a model runs, because each step has the same products.
 #[derive(Debug, Default)]
 pub(crate) struct Follower([(AtomicUsize, AtomicUsize); STRETCHES]);
 
 impl Follower {
-    /// Notes that `reads` belongs to the product that begins now on this thread, and has `self`. Returns what followed it the last time.
+    /// Called when a product begins on this thread: `self` belongs to it, and it reads `reads`. Notes that for the
+    /// product before it, and returns what followed this product the last time.
     pub fn begin(self: &Arc<Self>, reads: Upcoming) -> Upcoming {
         thread_local! {
             static LAST: RefCell<Option<Arc<Follower>>> = const { RefCell::new(None) };
@@ -63,16 +64,16 @@ impl Follower {
     }
 }
 
-/// How far a thread has fetched its part.
+/// How far a thread has prefetched its part.
 #[derive(Debug)]
 pub(crate) struct Fetching {
     upcoming: Upcoming,
-    /// Bytes that are left: of its own part, then of the leader's.
+    /// The bytes that are left: of its own part, then of the leader's.
     left: [std::ops::Range<usize>; 2],
 }
 
 impl Fetching {
-    /// Of thread `own` of so many, each of which begins with a part as long as the others'.
+    /// Starts for thread `own` of `threads`. All threads have parts of equal length.
     pub fn new(upcoming: Upcoming, own: usize, threads: usize) -> Self {
         let total = upcoming.bytes();
         let part = total / threads;
@@ -80,13 +81,13 @@ impl Fetching {
         Self { upcoming, left: [own * part..own * part + part.min(OWN), 0..leaders] }
     }
 
-    /// Asks for the next lines, and says whether there were any left.
+    /// Prefetches the next cache lines. Returns whether there were any left.
     pub fn step(&mut self) -> bool {
         let Some(left) = self.left.iter_mut().find(|left| left.start < left.end) else { return false };
         let at = left.start;
         left.start = (at + STEP).min(left.end);
         if let Some(address) = self.upcoming.address(at) {
-            // No address is read: a matrix that is gone is no harm.
+            // Prefetching reads no address, so it does no harm if the matrix is gone.
             (0..STEP)
                 .step_by(64)
                 .for_each(|line| prefetch_far(std::ptr::without_provenance(address.wrapping_add(line))));

@@ -1,4 +1,4 @@
-//! Quantizing and dequantizing in a GPU's memory.
+//! Quantizes and dequantizes matrices on a GPU.
 use super::rule::{NESTED_BLOCK, Rule};
 use super::tiles::Zeros;
 use super::{Format, Four, Nested, Quantized, Scales, Turned, map};
@@ -9,15 +9,15 @@ use tunesmith_device::{Array, Slice, SliceMut};
 
 static KERNELS: Source = Source::new("quant", include_str!("quant.cu"));
 
-/// Numbers that a thread widens.
+/// How many numbers one thread dequantizes.
 const PER_THREAD: usize = 4;
-/// Warps of a block of threads.
+/// Warps of a block.
 const WARPS: usize = 8;
-/// Accumulators of [`torch_sum`], a lane each.
+/// How many accumulators [`torch_sum`] has, each in its own lane.
 const LANES: usize = 32;
 
-/// As [`super::cpu::widen`], to `count` places at an address, rounded where their type has 16 bits: `start` and `count` lie within
-/// the matrix.
+/// As [`super::cpu::widen`], for `count` numbers that are written to an address, and rounded if their type there has 16
+/// bits. The caller has checked that `start` and `count` lie within the matrix.
 pub(super) fn widen(matrix: &Quantized, start: usize, count: usize, (out, number): (u64, Number)) {
     let grid = Grid::items(count.div_ceil(PER_THREAD));
     let [start, count] = [start, count].map(Arg::count);
@@ -67,7 +67,8 @@ pub(super) fn widen(matrix: &Quantized, start: usize, count: usize, (out, number
     cuda::launch(matrix.device(), &KERNELS, kernel, grid, &args);
 }
 
-/// The table; and the scales, or their factors with the codes, map, block and offset of nested ones.
+/// The kernel arguments that say what codes mean: the table, and the scales; for nested scales their factors with their
+/// codes, map, block and offset.
 fn meanings(four: &Four) -> [Arg; 6] {
     let lookup = four.lookup.as_ref().expect("a matrix on a GPU has its tables there");
     let table = lookup.slice(0..16).into();
@@ -81,7 +82,7 @@ fn meanings(four: &Four) -> [Arg; 6] {
     }
 }
 
-/// All scales in single precision.
+/// Writes the scale of every block to `out`, in float32.
 pub(super) fn scales(nested: &Nested, out: FloatsMut<'_>) {
     let (device, count) = (out.device(), out.len());
     let map = cuda::upload(device, &nested.map[..]);
@@ -91,7 +92,7 @@ pub(super) fn scales(nested: &Nested, out: FloatsMut<'_>) {
     cuda::launch(device, &KERNELS, "quant_scales", Grid::items(count), &args);
 }
 
-/// As [`super::cpu::four`].
+/// As [`super::cpu::four`], on a GPU.
 pub(super) fn four(
     rule: &Rule,
     values: Floats<'_>,
@@ -109,7 +110,7 @@ pub(super) fn four(
     odd.read() == [0]
 }
 
-/// As [`super::cpu::torch_sum`], to the bit: what that adds up in parts is added up in these parts here.
+/// As [`super::cpu::torch_sum`], with the same bits, because it adds up the same parts in the same order.
 pub(super) fn torch_sum(values: Floats<'_>) -> f32 {
     const LEVELS: usize = 4;
     let (device, len) = (values.device(), values.len());
@@ -125,7 +126,7 @@ pub(super) fn torch_sum(values: Floats<'_>) -> f32 {
     sum.read()[0]
 }
 
-/// As [`super::cpu::nested`].
+/// As [`super::cpu::nested`], on a GPU.
 pub(super) fn nested(scales: Floats<'_>, offset: f32, codes: SliceMut<'_, u8>, absmax: FloatsMut<'_>) {
     let (device, count, blocks) = (scales.device(), scales.len(), absmax.len());
     let bounds = cuda::upload(device, &map::bounds());
@@ -133,7 +134,7 @@ pub(super) fn nested(scales: Floats<'_>, offset: f32, codes: SliceMut<'_, u8>, a
     cuda::launch(device, &KERNELS, "quant_code_scales", Grid::blocks(blocks).threads(NESTED_BLOCK as u32), &args);
 }
 
-/// As [`super::cpu::eight`] or [`super::cpu::fp8`].
+/// As [`super::cpu::eight`] or [`super::cpu::fp8`], on a GPU.
 pub(super) fn eight(
     format: Format,
     values: Floats<'_>,
@@ -150,7 +151,7 @@ pub(super) fn eight(
     odd.read() == [0]
 }
 
-/// Codes and scales of the rows of an activation `[tokens, features]`, in FP8: a scale a token.
+/// Quantizes an activation `[tokens, features]` to FP8 with one scale for each token. Returns codes and scales.
 pub(crate) fn fp8_rows(x: &Activation) -> (Array<u8>, Array<f32>) {
     let (device, tokens, features) = (x.device(), x.tokens(), x.features());
     let (mut codes, mut scales) = (Array::<u8>::zeros(device, tokens * features), Array::<f32>::zeros(device, tokens));
@@ -160,13 +161,13 @@ pub(crate) fn fp8_rows(x: &Activation) -> (Array<u8>, Array<f32>) {
         Number::Bf16 => "quant_code_fp8_bf16",
     };
     let [len, line] = [tokens * features, features].map(Arg::count);
-    // What is not finite has the code of NaN, and becomes NaN again.
+    // A number that is not finite gets the code of NaN, and so is NaN when it is dequantized.
     let args = [x.into(), len, line, (&mut codes).into(), (&mut scales).into(), Arg::NULL];
     cuda::launch(device, &KERNELS, kernel, Grid::rows(tokens, features), &args);
     (codes, scales)
 }
 
-/// The transpose of a matrix in FP8, coded by its own rows.
+/// The transpose of a matrix in FP8, quantized again by its own rows.
 pub(super) fn turned(codes: Slice<'_, u8>, scales: Slice<'_, f32>, width: usize) -> Turned {
     let (device, rows) = (codes.device(), scales.len());
     let mut to = Turned { codes: Array::zeros(device, codes.len()), scales: Array::zeros(device, width) };

@@ -1,4 +1,5 @@
-//! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2: on every device the same bytes.
+//! Quantizes matrices. NF4, FP4 and int8 have the bytes that bitsandbytes makes on a CPU with AVX2. Every device makes
+//! the same bytes.
 use super::rule::Rule;
 use super::tiles::{TileForm, Tiled};
 use super::{E2M1, Eight, Format, Four, MX_BLOCK, Nested, Quantized, Scales, cpu, cuda, map};
@@ -9,34 +10,36 @@ use tunesmith_device::{Array, Device};
 
 pub use super::rule::{BLOCK, FP4, NESTED_BLOCK, NF4, table};
 
-/// Codes `values` in 4 bits each, in blocks of `block`; `double` codes the scales too.
+/// Quantizes `values` to 4 bits each, NF4 or FP4, in blocks of `block` numbers. With `double`, the scales are quantized
+/// too.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Model`]: a number is NaN or infinite, or the format or block does not exist.
+/// [`tunesmith_base::Kind::Model`]: a number is NaN or infinite, or the format or blocks of that size do not exist.
 pub fn four(values: &[f32], format: Format, block: usize, double: bool) -> Result<Four> {
     four_there(values.into(), format, block, double)
 }
 
-/// Codes rows of `width` numbers in 8 bits each, as `int8_vectorwise_quant` does it.
+/// Quantizes rows of `width` numbers to int8, as bitsandbytes' `int8_vectorwise_quant` does it.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Model`]: a number is NaN or infinite, or `values` are no rows of that width.
+/// [`tunesmith_base::Kind::Model`]: a number is NaN or infinite, or `values` are not rows of that width.
 pub fn eight(values: &[f32], width: usize) -> Result<Eight> {
     eight_there(values.into(), Format::Int8, width)
 }
 
-/// Codes a matrix whose rows are `width` numbers long: in blocks of 64, or by rows for int8 and FP8.
+/// Quantizes a matrix whose rows are `width` numbers long: to NF4 or FP4 in blocks of 64, to int8 or FP8 by rows, to
+/// FP8 by tiles, or to MXFP4 in blocks of 32. `double` quantizes the scales of NF4 and FP4 too.
 ///
 /// # Errors
-/// As [`four`] and [`eight`].
+/// As [`four`] and [`eight`]; or nothing here quantizes to the format (integers in groups, NVFP4).
 pub fn quantize(values: &[f32], width: usize, format: Format, double: bool) -> Result<Quantized> {
     quantize_there(values.into(), width, format, double)
 }
 
-/// As [`quantize`], where the numbers are. The matrix stays there.
+/// As [`quantize`], for numbers on any device. The quantized matrix stays on that device.
 ///
 /// # Errors
-/// As there.
+/// As [`quantize`].
 pub fn quantize_there(values: Floats<'_>, width: usize, format: Format, double: bool) -> Result<Quantized> {
     match format {
         Format::Nf4 | Format::Fp4 => four_there(values, format, BLOCK, double).map(Quantized::Four),
@@ -50,7 +53,7 @@ pub fn quantize_there(values: Floats<'_>, width: usize, format: Format, double: 
     }
 }
 
-/// Codes a matrix in FP8 with a scale for each tile, on the host.
+/// Quantizes a matrix to FP8 with a scale for each tile, on the host.
 fn fp8_tiles(values: Floats<'_>, width: usize, tile: [u32; 2]) -> Result<Tiled> {
     let (device, tile) = (values.device(), tile.map(|size| size as usize));
     if device.only_counts() {
@@ -60,8 +63,8 @@ fn fp8_tiles(values: Floats<'_>, width: usize, tile: [u32; 2]) -> Result<Tiled> 
     Tiled::coded_fp8(&values.read(), width, tile, |scale| scale).map(|tiled| tiled.to(device)).map_err(Error::model)
 }
 
-/// Codes a matrix in MXFP4, on the host: a scale is the power of two that brings the largest magnitude of its 32 numbers below 8, as
-/// the format's document says it.
+/// Quantizes a matrix to MXFP4, on the host. As the format's specification says, the scale of 32 numbers is the power
+/// of two that brings their largest magnitude below 8.
 fn mxfp4(values: Floats<'_>, width: usize) -> Result<Four> {
     if !width.is_multiple_of(MX_BLOCK) {
         return Err(Error::model(format!("rows of {width} numbers, expected a multiple of {MX_BLOCK} for mxfp4")));
@@ -77,7 +80,7 @@ fn mxfp4(values: Floats<'_>, width: usize) -> Result<Four> {
         if !block.iter().all(|value| value.is_finite()) {
             return Err(odd());
         }
-        // The exponent of the largest code, 6, is 2.
+        // The largest code is 6, whose exponent is 2.
         let exponent = if largest == 0.0 { -127 } else { largest.log2().floor() as i32 - 2 };
         let exponent = exponent.clamp(-127, 125);
         let scale = 2.0f32.powi(exponent);
@@ -87,7 +90,7 @@ fn mxfp4(values: Floats<'_>, width: usize) -> Result<Four> {
     Four::mxfp4(codes, scales).map(|four| four.to(device)).map_err(Error::model)
 }
 
-/// The code of the nearest value; of two as near, the one whose mantissa is even.
+/// The code of the nearest value; of two equally near values, the one whose mantissa is even.
 fn e2m1(value: f32) -> u8 {
     let size = value.abs();
     let above = |code: &usize| {
@@ -121,7 +124,7 @@ fn odd() -> Error {
     Error::model("has a number that is NaN or infinite, which cannot be quantized")
 }
 
-/// Codes scales in a byte each.
+/// Double quantization: quantizes scales to one byte each.
 fn nested(scales: &Array<f32>) -> Nested {
     let (device, len) = (scales.device(), scales.len());
     let (mut codes, mut absmax) = (Array::zeros(device, len), Array::zeros(device, len.div_ceil(NESTED_BLOCK)));

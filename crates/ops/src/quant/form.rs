@@ -1,4 +1,5 @@
-//! The layout of a quantized matrix without its numbers, so that several matrices can share a buffer.
+//! The layout of a quantized matrix without its numbers ([`Form`]), so that several matrices can share one buffer of
+//! codes and scales.
 use super::four::lookup;
 use super::tiles::{Tiled, Zeros, groups_on};
 use super::{Eight, Format, Four, Nested, Quantized, Scales};
@@ -7,14 +8,14 @@ use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Array, Device, Element, Slice};
 
-/// Numbers of a matrix: its own, or a part of a buffer that it shares with others.
+/// The codes or scales of a matrix: a buffer of its own, or a part of one that it shares with other matrices.
 #[derive(Debug, Clone)]
 pub struct Stored<T> {
     all: Numbers<T>,
     range: Range<usize>,
 }
 
-/// Numbers that matrices share: of the host, or of any device.
+/// A buffer that matrices share, on the host or on any device.
 #[derive(Debug, Clone)]
 pub enum Numbers<T> {
     /// A vector in the host's memory.
@@ -46,17 +47,17 @@ impl<T: Element> Numbers<T> {
 }
 
 impl<T: Element> Stored<T> {
-    /// The numbers `range` of `all`.
+    /// The part `range` of the buffer `all`.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the buffer has fewer numbers.
     pub fn part(all: impl Into<Numbers<T>>, range: Range<usize>) -> Self {
         let all = all.into();
         assert!(range.start <= range.end && range.end <= all.view().len(), "the part lies within the buffer");
         Self { all, range }
     }
 
-    /// The numbers, where they are.
+    /// The numbers, on their device.
     #[inline]
     pub fn view(&self) -> Slice<'_, T> {
         self.all.view().slice(self.range.clone())
@@ -77,7 +78,7 @@ impl<T: Element> Stored<T> {
         self.all.view().device()
     }
 
-    /// The same numbers on that device: shared where they are there, else a copy.
+    /// The same numbers on `device`: shared if they are there already, else copied.
     pub(super) fn to(&self, device: Device) -> Self {
         if self.device() == device {
             return self.clone();
@@ -92,7 +93,7 @@ impl<T: Element> Stored<T> {
         }
     }
 
-    /// These numbers and then those of `below`.
+    /// These numbers followed by those of `below`.
     pub(super) fn joined(&self, below: &Self) -> Self {
         let mut all = Array::zeros(self.device(), 0);
         all.reserve(self.len() + below.len());
@@ -117,7 +118,7 @@ impl<T: Element> From<Array<T>> for Stored<T> {
 impl<T: Element> Deref for Stored<T> {
     type Target = [T];
 
-    /// The numbers on the CPU; elsewhere it panics, as [`Slice::cpu_slice`] does.
+    /// The numbers on the CPU. Panics for other devices, as [`Slice::cpu_slice`] does.
     #[inline]
     fn deref(&self) -> &[T] {
         match &self.all {
@@ -127,11 +128,11 @@ impl<T: Element> Deref for Stored<T> {
     }
 }
 
-/// What a [`Quantized`] is beside its codes and scales, and how many of those it has.
+/// Everything about a [`Quantized`] except its codes and scales, and how many of those it has.
 #[derive(Debug, Clone)]
 pub struct Form {
     kind: Kind,
-    /// Codes of numbers, then codes of scales, or zeros.
+    /// Bytes of codes; then bytes of quantized scales, or of the tiles' zeros.
     bytes: [usize; 2],
     floats: usize,
 }
@@ -155,13 +156,13 @@ enum Kind {
         width: usize,
         tile: [usize; 2],
         across: usize,
-        /// The one zero of all tiles; `None` where they have zeros of their own.
+        /// The one zero point of all tiles; `None` if each tile has its own.
         zero: Option<u8>,
         groups: Option<Arc<Array<u32>>>,
     },
 }
 
-/// What codes of scales mean.
+/// The constants of nested (double-quantized) scales.
 #[derive(Debug, Clone)]
 struct Outer {
     map: Arc<[f32; 256]>,
@@ -170,21 +171,21 @@ struct Outer {
 }
 
 impl Form {
-    /// How many bytes of codes there are.
+    /// How many bytes its codes take, with quantized scales or zeros.
     pub const fn bytes(&self) -> usize {
         self.bytes[0] + self.bytes[1]
     }
 
-    /// How many scales, or factors of scales.
+    /// How many floats its scales take, or the factors of quantized scales.
     pub const fn floats(&self) -> usize {
         self.floats
     }
 
-    /// The matrix whose codes begin at `byte` of `bytes` and whose scales begin at `float` of `floats`, in the order of
-    /// [`Quantized::parts`].
+    /// The matrix of this form whose codes begin at `byte` of `bytes` and whose scales begin at `float` of `floats`, in
+    /// the order of [`Quantized::parts`].
     ///
     /// # Panics
-    /// If the buffers do not reach that far.
+    /// If the buffers are too short.
     pub fn matrix(
         &self,
         bytes: impl Into<Numbers<u8>>,
@@ -231,7 +232,7 @@ impl Form {
 }
 
 impl Quantized {
-    /// The form of the matrix: everything but its codes and scales.
+    /// The matrix's form: everything but its codes and scales.
     pub fn form(&self) -> Form {
         match self {
             Self::Eight(Eight { format, codes, scales, width, .. }) => {
@@ -262,8 +263,8 @@ impl Quantized {
         }
     }
 
-    /// The numbers of a matrix, where they are: codes, codes of scales (none where scales are not quantized) or zeros of tiles, and
-    /// scales or their factors.
+    /// The parts of a matrix, on its device: its codes; the codes of quantized scales, or the tiles' zeros, or nothing;
+    /// and the scales, or the factors of quantized scales.
     pub fn parts(&self) -> ([Slice<'_, u8>; 2], Slice<'_, f32>) {
         match self {
             Self::Eight(eight) => ([eight.codes.view(), Slice::default()], eight.scales.view()),

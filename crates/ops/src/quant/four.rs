@@ -1,10 +1,10 @@
-//! Matrices of 4 bits a number, with a scale for each block: NF4, FP4, MXFP4 and NVFP4.
+//! [`Four`]: matrices of 4 bits a number with a scale for each block, NF4, FP4, MXFP4 and NVFP4.
 use super::{E2M1, Format, MX_BLOCK, MX_LARGEST, NV_BLOCK, Nested, Scales, Stored};
 use crate::fp8;
 use std::sync::Arc;
 use tunesmith_device::{Array, Device};
 
-/// A matrix of 4 bits a number.
+/// A matrix of 4 bits a number: number i is `table[code i] * scale[i / block]`.
 #[derive(Debug, Clone)]
 pub struct Four {
     pub(super) format: Format,
@@ -14,11 +14,11 @@ pub struct Four {
     pub(super) shift: u32,
     pub(super) table: [f32; 16],
     pub(super) scales: Scales,
-    /// What [`lookup`] gives.
+    /// What [`lookup`] returned.
     pub(super) lookup: Option<Arc<Array<f32>>>,
 }
 
-/// What codes mean, for kernels of a GPU: the table, and the map of nested scales behind it.
+/// For kernels of a GPU: the table of the codes, followed by the map of nested scales. `None` on other devices.
 pub(super) fn lookup(device: Device, table: &[f32; 16], scales: &Scales) -> Option<Arc<Array<f32>>> {
     let map = match scales {
         Scales::Plain(_) => &[][..],
@@ -30,14 +30,14 @@ pub(super) fn lookup(device: Device, table: &[f32; 16], scales: &Scales) -> Opti
     }
 }
 
-/// The sizes of blocks that bitsandbytes has.
+/// The block sizes that bitsandbytes has.
 pub const BLOCKS: [usize; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
 
 impl Four {
-    /// From its parts, as they may stand in a file.
+    /// A matrix from its parts, as a file may have them.
     ///
     /// # Errors
-    /// In words, which part does not fit the others.
+    /// A text that says which part does not fit the others.
     pub fn new(
         format: Format,
         codes: Vec<u8>,
@@ -49,11 +49,11 @@ impl Four {
         Self::of(format, codes.into(), len, block, table, scales)
     }
 
-    /// A matrix in MXFP4: two codes a byte, the first in the **low** half, and of each 32 numbers the exponent of their scale,
-    /// `2^(scale - 127)`.
+    /// A matrix in MXFP4, as files store it: two codes a byte, the first in the **low** half, and for each 32 numbers a
+    /// byte that is the exponent of their scale, `2^(scale - 127)`.
     ///
     /// # Errors
-    /// In words: sizes that do not fit, or a scale that is no number.
+    /// A text: sizes that do not fit, or a scale that is not a number.
     pub fn mxfp4(mut codes: Vec<u8>, scales: Vec<u8>) -> Result<Self, String> {
         if let Some(scale) = scales.iter().find(|&&scale| scale > MX_LARGEST) {
             return Err(format!("a scale of {scale}, expected at most {MX_LARGEST}"));
@@ -63,16 +63,17 @@ impl Four {
         }
         let map = std::array::from_fn(|scale| 2.0f32.powi(scale.min(usize::from(MX_LARGEST)) as i32 - 127));
         let (len, block) = (2 * codes.len(), scales.len());
-        // The exponents are the codes of nested scales, whose one factor is 1.
+        // The exponents become codes of nested scales, which have a single factor of 1.
         let nested = Nested { codes: scales.into(), map: Arc::new(map), absmax: vec![1.0].into(), block, offset: 0.0 };
         Self::new(Format::Mxfp4, codes, len, MX_BLOCK, E2M1, Scales::Nested(nested))
     }
 
-    /// A matrix in NVFP4: two codes a byte, the first in the **low** half, and of each 16 numbers an E4M3 byte. `scale` makes a scale of
-    /// what a byte means: makers multiply it by a number of the matrix, or divide it by one.
+    /// A matrix in NVFP4, as files store it: two codes a byte, the first in the **low** half, and for each 16 numbers
+    /// an E4M3 byte. `scale` turns the byte's value into a scale: some makers multiply it by a number of the matrix,
+    /// others divide it by one.
     ///
     /// # Errors
-    /// In words: sizes that do not fit, or a scale that is no number.
+    /// A text: sizes that do not fit, or a scale that is not a number.
     pub fn nvfp4(mut codes: Vec<u8>, scales: Vec<u8>, scale: impl Fn(f32) -> f32) -> Result<Self, String> {
         if scales.iter().any(|scale| scale & 0x7f == 0x7f) {
             return Err("a scale that is NaN".into());
@@ -86,7 +87,8 @@ impl Four {
         Self::new(Format::Nvfp4, codes, len, NV_BLOCK, E2M1, Scales::Nested(nested))
     }
 
-    /// A matrix of `len` numbers in MXFP4 or NVFP4 on `device` that takes the memory it takes with numbers.
+    /// A matrix of `len` numbers in MXFP4 or NVFP4 on `device`, for counting memory: it takes the memory of a real one,
+    /// but its numbers do not matter.
     pub fn counted(format: Format, len: usize, device: Device) -> Self {
         let bytes = |count: usize| Array::<u8>::zeros(device, count).into();
         let block = if format == Format::Nvfp4 { NV_BLOCK } else { MX_BLOCK };
@@ -98,7 +100,8 @@ impl Four {
         Self { format, codes: bytes(len.div_ceil(2)), len, shift, table: E2M1, scales, lookup }
     }
 
-    /// Every `step`-th row of `width` numbers from `first` on, of a matrix on the CPU; nothing where a row ends within a block.
+    /// Every `step`-th row, from row `first` on, of a matrix on the CPU with rows of `width` numbers. `None` if rows do
+    /// not consist of whole blocks.
     pub fn rows(&self, width: usize, first: usize, step: usize) -> Option<Self> {
         let block = self.block();
         if width == 0 || step == 0 || !width.is_multiple_of(block) || !self.len.is_multiple_of(width) {
@@ -114,7 +117,7 @@ impl Four {
         Self::new(self.format, codes.clone(), 2 * codes.len(), block, self.table, scales).ok()
     }
 
-    /// As [`Four::new`], on any device.
+    /// As [`Four::new`], for parts on any device.
     pub(super) fn of(
         format: Format,
         codes: Stored<u8>,
@@ -160,25 +163,25 @@ impl Four {
         self.format
     }
 
-    /// Two codes a byte, the first in the high half; of a matrix on the CPU.
+    /// The codes of a matrix on the CPU: two in a byte, the first in the high half.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
 
-    /// Numbers that share a scale.
+    /// How many numbers share a scale.
     pub const fn block(&self) -> usize {
         1 << self.shift
     }
 
-    /// What a code means, before its scale.
+    /// The value of each code, before the scale.
     pub const fn table(&self) -> &[f32; 16] {
         &self.table
     }
 
-    /// The scales of sixteen blocks, `step` apart, from `first` on.
+    /// The scales of sixteen blocks: block `first`, and every `step`-th block after it.
     ///
     /// # Safety
-    /// There are as many.
+    /// The matrix has these blocks.
     #[inline(always)]
     pub(crate) unsafe fn scales_of(&self, first: usize, step: usize, to: &mut [f32; 16]) {
         // SAFETY: as the caller says.
@@ -190,8 +193,8 @@ impl Four {
         &self.scales
     }
 
-    /// `self` and then `below`, as one matrix; nothing where they are quantized differently or `self` ends within a block.
-    /// Scales that were quantized are widened where what their codes mean differs, as offsets do.
+    /// `self` followed by `below` as one matrix. `None` if they are quantized differently or `self` ends within a
+    /// block. Quantized scales are turned into float32 if their codes mean different things, as with different offsets.
     pub(super) fn joined(&self, below: &Self) -> Option<Self> {
         let fits = self.len.is_multiple_of(self.block()) && self.shift == below.shift && self.table == below.table;
         fits.then(|| Self {

@@ -2,8 +2,8 @@
 //! (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022).
 use std::sync::{Arc, OnceLock};
 
-/// `create_dynamic_map(signed)`, sorted: for each power of ten from 1e-6 to 1, the middles of equal parts of `0.1..1`,
-/// twice as many as for the power before; and 0 and 1.
+/// bitsandbytes' `create_dynamic_map(signed)`, sorted: for each power of ten from 1e-6 to 1, the middles of equal parts
+/// of `0.1..1`, twice as many as for the power before; and 0 and 1.
 pub fn dynamic(signed: bool) -> [f32; 256] {
     let mut values = Vec::with_capacity(256);
     values.extend([0.0f32, 1.0]);
@@ -31,23 +31,23 @@ fn edges(count: usize) -> Vec<f32> {
     (0..count).map(edge).collect()
 }
 
-/// The signed map, one for all.
+/// The signed map, computed once.
 pub fn signed() -> Arc<[f32; 256]> {
     static MAP: OnceLock<Arc<[f32; 256]>> = OnceLock::new();
     MAP.get_or_init(|| Arc::new(dynamic(true))).clone()
 }
 
-/// The middles between the values of the signed map.
+/// The midpoints between neighbouring values of the signed map.
 pub(super) fn bounds() -> [f32; 255] {
     let map = signed();
     std::array::from_fn(|at| f32::midpoint(map[at], map[at + 1]))
 }
 
-/// Cells of bitsandbytes' table from a number in -1..1 to the nearest code.
+/// How many cells bitsandbytes' table has, from a number in -1..1 to its code.
 const CELLS: usize = 1 << 16;
 
-/// The code of the signed map for a number in -1..1, as bitsandbytes' CPU library finds it: by the middle of one of
-/// 65,536 cells. So near the border of two codes it may take the farther one.
+/// The code of a number in -1..1 in the signed map, as bitsandbytes' CPU library finds it: by the middle of one of
+/// 65,536 cells. So near the border of two codes it may choose the farther one.
 pub fn code(value: f32) -> u8 {
     static CODES: OnceLock<Vec<u8>> = OnceLock::new();
     let codes = CODES.get_or_init(|| {

@@ -1,26 +1,28 @@
-//! Matrices with 4 or 8 bits per number, byte for byte as bitsandbytes stores them, and their numbers as f32.
+//! Quantized weights: matrices with 4 or 8 bits per number, and their conversion to float32. NF4, FP4 and int8 are
+//! stored byte for byte as bitsandbytes stores them.
 //!
-//! **4 bits** (Dettmers et al., "QLoRA", 2023): the row-major matrix is one run of blocks; a number is `table[code] * scale`
-//! with the scale of its block, its largest magnitude. A byte holds two codes, the first in the high half; a block may begin
-//! in the middle of a row, and a row of odd length in the middle of a byte. With *double quantization* a scale is itself a
-//! code: `map[code] * absmax + offset`, with an absmax for each 256 of them.
+//! **4 bits: NF4 and FP4** (Dettmers et al., "QLoRA", 2023): the row-major matrix is one run of blocks. A number is
+//! `table[code] * scale`; the scale of a block is its largest magnitude. A byte holds two codes, the first in the high
+//! half. A block may begin in the middle of a row, and a row of odd length in the middle of a byte. With *double
+//! quantization* a scale is itself a code, `map[code] * absmax + offset`, with one absmax for each 256 scales.
 //!
-//! **8 bits**: a number is `code * scale / 127` with the scale of its row, its largest magnitude.
+//! **int8**: a number is `code * scale / 127`; the scale of a row is its largest magnitude.
 //!
-//! **FP8**: a number is `e4m3(code) * scale` with the scale of its row, its largest magnitude over 448. GPUs with tensor cores
-//! for it multiply the codes. They sum along a matrix's rows only. So they also get a copy of its transpose, quantized by
-//! its own rows.
+//! **FP8**: a number is `e4m3(code) * scale`; the scale of a row is its largest magnitude divided by 448. GPUs with
+//! tensor cores for FP8 multiply the codes themselves. They can sum only along a matrix's rows, so on such a GPU a
+//! matrix also has a copy of its transpose, quantized by its own rows.
 //!
-//! **MXFP4** (Open Compute Project, "Microscaling Formats", 2023): 4 bits, `e2m1(code) * 2^(scale - 127)` with a byte of scale for
-//! each 32 numbers of a row. gpt-oss's files store its experts this way. Nothing here quantizes to it.
+//! **MXFP4** (Open Compute Project, "Microscaling Formats", 2023): 4 bits, `e2m1(code) * 2^(scale - 127)` with a byte
+//! of scale for each 32 numbers of a row. gpt-oss stores its experts in this format.
 //!
-//! **NVFP4** (NVIDIA): 4 bits, `e2m1(code) * scale` with a scale for each 16 numbers of a row, which is `e4m3(byte)` times a number of the
-//! matrix, or divided by it. Nothing here quantizes to it.
+//! **NVFP4** (NVIDIA): 4 bits, `e2m1(code) * scale` with a scale for each 16 numbers of a row: `e4m3(byte)` times a
+//! number of the matrix, or divided by one. Nothing here quantizes to it.
 //!
-//! [`tiles`] has other formats of checkpoints: FP8 with a scale for each tile, and integers in groups.
+//! [`tiles`] has the other formats of checkpoints: FP8 with a scale for each tile, and integers in groups (GPTQ, AWQ,
+//! compressed-tensors).
 //!
-//! [`encode`] quantizes on the device of the numbers; [`Quantized::widen`] dequantizes a range. Codes, scales and numbers
-//! are the same to the bit on every device.
+//! [`encode`] quantizes, on the device of the numbers; [`Quantized::widen`] dequantizes a range. Codes, scales and
+//! numbers have the same bits on every device.
 mod cpu;
 mod cuda;
 pub mod encode;
@@ -48,43 +50,45 @@ use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Array, Device, Slice, gpu};
 
-/// How a matrix is quantized.
+/// A format of quantized numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {
     /// 4 bits whose 16 values are quantiles of a normal distribution.
     Nf4,
-    /// 4 bits: sign, two of exponent, one of mantissa.
+    /// 4 bits: a sign, two bits of exponent, one of mantissa.
     Fp4,
-    /// 8 bits, evenly spaced, a scale for each row.
+    /// 8-bit integers with a scale for each row.
     Int8,
-    /// 8 bits of floating point ([`fp8`](crate::fp8)), a scale for each row.
+    /// 8-bit floating point ([`fp8`](crate::fp8)) with a scale for each row.
     Fp8,
-    /// 4 bits as floating point ([`E2M1`]), with a power of two for each 32 numbers of a row: the Open Compute Project's MX format.
+    /// 4-bit floating point ([`E2M1`]) with a power of two for each 32 numbers of a row: the Open Compute Project's MX
+    /// format.
     Mxfp4,
-    /// 8 bits of floating point with a scale for each tile of so many rows and columns, as a maker stores it ([`tiles`]).
+    /// 8-bit floating point with a scale for each tile of that many rows and columns, as checkpoints store it
+    /// ([`tiles`]).
     Fp8Tiles([u32; 2]),
-    /// Integers of 4 bits with a scale for each group of a row: GPTQ, AWQ, compressed-tensors ([`tiles`]).
+    /// 4-bit integers with a scale for each group of a row: GPTQ, AWQ, compressed-tensors ([`tiles`]).
     Int4Groups,
-    /// As [`Format::Int4Groups`], of 8 bits.
+    /// As [`Format::Int4Groups`], with 8-bit integers.
     Int8Groups,
-    /// 4 bits as floating point ([`E2M1`]), with a scale of 8 bits for each 16 numbers of a row.
+    /// 4-bit floating point ([`E2M1`]) with an 8-bit scale for each 16 numbers of a row: NVIDIA's format.
     Nvfp4,
 }
 
-/// What the codes of MXFP4 mean: sign, two bits of exponent, one of mantissa.
+/// The values of the codes of MXFP4 and NVFP4: a sign, two bits of exponent, one of mantissa.
 pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-/// Numbers that share a scale in MXFP4.
+/// How many numbers share a scale in MXFP4.
 pub const MX_BLOCK: usize = 32;
-/// Numbers that share a scale in NVFP4.
+/// How many numbers share a scale in NVFP4.
 pub const NV_BLOCK: usize = 16;
-/// The largest exponent of a scale in MXFP4 with which every code is finite.
+/// The largest byte of scale in MXFP4 for which every code stands for a finite number.
 const MX_LARGEST: u8 = 252;
 
-/// 1 / 127 as bitsandbytes writes it.
+/// 1 / 127, with the digits that bitsandbytes has.
 pub(crate) const EIGHTH: f32 = 7.874_016e-3;
 
 impl Format {
-    /// The word of configurations and of `quant_type`.
+    /// The format's name in configurations and in `quant_type`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nf4 => "nf4",
@@ -109,12 +113,12 @@ impl Format {
         }
     }
 
-    /// Whether it is the format of a model's maker, which a run keeps as the files have it, and no format of bitsandbytes.
+    /// Whether it is a format of checkpoints, which a run keeps as the files have it, and not one of bitsandbytes.
     pub const fn is_makers(self) -> bool {
         matches!(self, Self::Mxfp4 | Self::Fp8Tiles(_) | Self::Int4Groups | Self::Int8Groups | Self::Nvfp4)
     }
 
-    /// Codes in a byte.
+    /// How many codes a byte holds.
     const fn per_byte(self) -> usize {
         match self {
             Self::Nf4 | Self::Fp4 | Self::Mxfp4 | Self::Nvfp4 | Self::Int4Groups => 2,
@@ -123,27 +127,27 @@ impl Format {
     }
 }
 
-/// The scales of a [`Four`], one a block.
+/// The scales of a [`Four`], one for each block.
 #[derive(Debug, Clone)]
 pub enum Scales {
-    /// Scales in single precision.
+    /// float32 scales.
     Plain(Stored<f32>),
-    /// Quantized scales, with double quantization.
+    /// Scales that are quantized themselves: double quantization, or the scales of MXFP4 and NVFP4.
     Nested(Nested),
 }
 
-/// Scales in a byte each.
+/// Scales of one byte each: scale i is `map[codes[i]] * absmax[i / block] + offset`.
 #[derive(Debug, Clone)]
 pub struct Nested {
-    /// A code for each block.
+    /// The code of each block's scale.
     pub codes: Stored<u8>,
     /// The value of each code, before its factor.
     pub map: Arc<[f32; 256]>,
-    /// A factor for each `block` codes.
+    /// One factor for each `block` codes.
     pub absmax: Stored<f32>,
-    /// Codes that share a factor.
+    /// How many codes share a factor.
     pub block: usize,
-    /// The mean of the scales, which is added to each of them.
+    /// Added to each scale: with double quantization, the mean of the scales.
     pub offset: f32,
 }
 
@@ -167,12 +171,12 @@ impl Scales {
         }
     }
 
-    /// All scales in single precision, on the host.
+    /// All scales in float32, on the host.
     pub fn all(&self) -> Vec<f32> {
         self.wide().view().read()
     }
 
-    /// All scales in single precision, where they are.
+    /// All scales in float32, on their device.
     fn wide(&self) -> Stored<f32> {
         let nested = match self {
             Self::Plain(scales) => return scales.clone(),
@@ -207,7 +211,7 @@ impl Scales {
     }
 }
 
-/// [`Scales`] whose places are known, so that a loop need not find them again.
+/// [`Scales`] as plain slices, so that a loop need not look them up each time.
 #[derive(Clone, Copy)]
 enum Look<'a> {
     Plain(&'a [f32]),
@@ -215,10 +219,10 @@ enum Look<'a> {
 }
 
 impl Look<'_> {
-    /// The scales of sixteen blocks, `step` apart, from `first` on.
+    /// The scales of sixteen blocks: block `first`, and every `step`-th block after it.
     ///
     /// # Safety
-    /// There are as many.
+    /// The matrix has these blocks.
     #[inline(always)]
     unsafe fn every(self, first: usize, step: usize, to: &mut [f32; 16]) {
         // SAFETY: the caller answers for the blocks. A nested scale has a code, and a factor for each `size` of them.
@@ -230,7 +234,7 @@ impl Look<'_> {
                     }
                 }
                 Look::Nested(codes, map, absmax, size, offset) => {
-                    // A division takes longer than all the rest.
+                    // A shift, because a division would take longer than everything else here.
                     let shift = size.is_power_of_two().then(|| size.trailing_zeros());
                     for (index, scale) in to.iter_mut().enumerate() {
                         let block = first + index * step;
@@ -254,25 +258,25 @@ impl Look<'_> {
     }
 }
 
-/// A matrix of 8 bits a number.
+/// A matrix of 8 bits a number with a scale for each row: int8 or FP8.
 #[derive(Debug, Clone)]
 pub struct Eight {
     format: Format,
     codes: Stored<u8>,
     scales: Stored<f32>,
     width: usize,
-    /// What [`turned`] gives.
+    /// What [`turned`] returned.
     turned: Option<Arc<Turned>>,
 }
 
-/// The transpose of a matrix in FP8, coded by its own rows: `[width, rows]`.
+/// The transpose of a matrix in FP8, quantized by its own rows: `[width, rows]`.
 #[derive(Debug)]
 pub(crate) struct Turned {
     pub(crate) codes: Array<u8>,
     pub(crate) scales: Array<f32>,
 }
 
-/// The transpose of a matrix on a GPU that multiplies FP8.
+/// The transpose of an FP8 matrix on a GPU that multiplies FP8; `None` for others.
 fn turned(format: Format, codes: &Stored<u8>, scales: &Stored<f32>, width: usize) -> Option<Arc<Turned>> {
     match codes.device() {
         Device::Cuda(ordinal) if format == Format::Fp8 && gpu::multiplies_fp8(ordinal) => {
@@ -283,15 +287,16 @@ fn turned(format: Format, codes: &Stored<u8>, scales: &Stored<f32>, width: usize
 }
 
 impl Eight {
-    /// From its codes (signed, by their bits) and the scale of each row, which is `width` numbers long.
+    /// An int8 matrix from its codes (signed numbers, as bytes) and the scale of each row, which is `width` numbers
+    /// long.
     ///
     /// # Errors
-    /// In words, which part does not fit the others.
+    /// A text that says which part does not fit the others.
     pub fn new(codes: Vec<u8>, scales: Vec<f32>, width: usize) -> Result<Self, String> {
         Self::of(Format::Int8, codes.into(), scales.into(), width)
     }
 
-    /// As [`Eight::new`], on any device.
+    /// As [`Eight::new`], for parts on any device and either format.
     fn of(format: Format, codes: Stored<u8>, scales: Stored<f32>, width: usize) -> Result<Self, String> {
         if width == 0 || scales.is_empty() || scales.len().checked_mul(width) != Some(codes.len()) {
             return Err(format!("codes: {}, scales of rows of {width}: {}", codes.len(), scales.len()));
@@ -302,7 +307,7 @@ impl Eight {
         Ok(Self::assembled(format, codes, scales, width))
     }
 
-    /// From parts that fit each other.
+    /// As [`Eight::of`], for parts that are known to fit each other.
     fn assembled(format: Format, codes: Stored<u8>, scales: Stored<f32>, width: usize) -> Self {
         let turned = turned(format, &codes, &scales, width);
         Self { format, codes, scales, width, turned }
@@ -313,13 +318,13 @@ impl Eight {
         self.format
     }
 
-    /// Codes and scales of the rows, and of those of the transpose, on a GPU that multiplies them.
+    /// Codes and scales of the rows, and those of the transpose; `None` unless the GPU multiplies them.
     pub(crate) fn products(&self) -> Option<(Slice<'_, u8>, Slice<'_, f32>, &Turned)> {
         let turned = self.turned.as_deref()?;
         Some((self.codes.view(), self.scales.view(), turned))
     }
 
-    /// Numbers of a row.
+    /// How many numbers a row has.
     pub(crate) const fn width(&self) -> usize {
         self.width
     }
@@ -328,25 +333,25 @@ impl Eight {
         Self::assembled(self.format, self.codes.to(device), self.scales.to(device), self.width)
     }
 
-    /// The codes, signed, by their bits; of a matrix on the CPU.
+    /// The codes of a matrix on the CPU. Those of int8 are signed numbers, as bytes.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
 
-    /// The scale of each row: of int8 its largest magnitude; of a matrix on the CPU.
+    /// The scale of each row, for a matrix on the CPU. For int8 it is the row's largest magnitude.
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
 }
 
-/// A matrix in 4 or 8 bits a number, with its scales.
+/// A quantized matrix: its codes and its scales.
 #[derive(Debug, Clone)]
 pub enum Quantized {
-    /// Of 4 bits a number.
+    /// 4 bits a number, with a scale for each block.
     Four(Four),
     /// Int8 or FP8, with a scale for each row.
     Eight(Eight),
-    /// As a maker stores it, with a scale for each tile.
+    /// A format of checkpoints with a scale for each tile.
     Tiled(Tiled),
 }
 
@@ -360,7 +365,7 @@ impl Quantized {
         }
     }
 
-    /// The number of values of the matrix.
+    /// How many numbers the matrix has.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(&self) -> usize {
         match self {
@@ -370,7 +375,7 @@ impl Quantized {
         }
     }
 
-    /// What it takes in memory.
+    /// How many bytes of memory the matrix takes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Four(four) => four.codes.len() + four.scales.bytes(),
@@ -382,7 +387,7 @@ impl Quantized {
         }
     }
 
-    /// Where its codes and scales are.
+    /// The device of its codes and scales.
     pub fn device(&self) -> Device {
         match self {
             Self::Four(four) => four.codes.device(),
@@ -391,7 +396,7 @@ impl Quantized {
         }
     }
 
-    /// The same matrix on that device; what is there already is shared.
+    /// The same matrix on `device`. What is there already is shared, not copied.
     #[must_use]
     pub fn to(&self, device: Device) -> Self {
         match self {
@@ -401,10 +406,10 @@ impl Quantized {
         }
     }
 
-    /// Writes the numbers from `start` on to `out`, on the host.
+    /// Dequantizes the numbers from index `start` on to `out`, on the host.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the matrix has fewer.
     pub fn widen(&self, start: usize, out: &mut [f32]) {
         if self.device() == Device::Cpu {
             return self.widen_to(start, out.into());
@@ -414,10 +419,10 @@ impl Quantized {
         wide.view().read_into(out);
     }
 
-    /// Writes the numbers from `start` on to `out`, which is where the matrix is.
+    /// Dequantizes the numbers from index `start` on to `out`, which is on the matrix's device.
     ///
     /// # Panics
-    /// If there are not as many, or `out` is elsewhere.
+    /// If the matrix has fewer, or `out` is on another device.
     pub fn widen_to(&self, start: usize, out: FloatsMut<'_>) {
         let within = start.checked_add(out.len()).is_some_and(|end| end <= self.len());
         assert!(within, "the numbers lie within the matrix");
@@ -429,22 +434,23 @@ impl Quantized {
         }
     }
 
-    /// Writes `count` numbers from `start` on to a GPU's memory at an address, which has room for them in that type.
+    /// Dequantizes `count` numbers from index `start` on to an address in a GPU's memory, in the number type given with
+    /// it. There has to be room for them.
     pub(crate) fn widen_as(&self, start: usize, count: usize, to: (u64, Number)) {
         let within = start.checked_add(count).is_some_and(|end| end <= self.len());
         assert!(within, "the numbers lie within the matrix");
         cuda::widen(self, start, count, to);
     }
 
-    /// All values in single precision, on the host.
+    /// All numbers in float32, on the host.
     pub fn dequantize(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.len()];
         self.widen(0, &mut out);
         out
     }
 
-    /// `self` over `below`, which is on the same device, as one matrix of the same width; nothing where they are quantized
-    /// differently or `self` ends within a block.
+    /// The rows of `self` followed by those of `below`, which has the same width and device, as one matrix. `None` if
+    /// they are quantized differently or `self` ends within a block.
     pub fn joined(&self, below: &Self) -> Option<Self> {
         match (self, below) {
             (Self::Four(above), Self::Four(below)) => above.joined(below).map(Self::Four),

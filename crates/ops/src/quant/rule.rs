@@ -1,12 +1,12 @@
-//! The values of the formats, and the code of a number.
+//! The values of the 4-bit formats of bitsandbytes, and how a number gets its code.
 use super::Format;
 
-/// Numbers that share a scale, unless a file says otherwise.
+/// How many numbers share a scale, unless a file says otherwise.
 pub const BLOCK: usize = 64;
-/// Scales that share a factor.
+/// How many scales share a factor with double quantization.
 pub const NESTED_BLOCK: usize = 256;
 
-/// The values of NF4 (Dettmers et al., 2023, appendix E).
+/// The value of each NF4 code (Dettmers et al., 2023, appendix E).
 #[allow(clippy::excessive_precision, reason = "as published")]
 pub const NF4: [f32; 16] = [
     -1.0,
@@ -27,7 +27,7 @@ pub const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// The values of FP4 by code.
+/// The value of each FP4 code.
 pub const FP4: [f32; 16] = [
     0.0,
     0.0625 / 12.0,
@@ -47,11 +47,12 @@ pub const FP4: [f32; 16] = [
     -3.0 / 12.0,
 ];
 
-/// The codes of FP4 by rising value. The two zeros stand for what is not above and what is above zero.
+/// The FP4 codes in the order of their values. Of the two zeros, one is for numbers that are not above zero, the other
+/// for those that are.
 const FP4_ORDER: [u8; 16] = [11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3];
 const NF4_ORDER: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// The values of a format of 4 bits.
+/// The value of each code of a 4-bit format.
 pub const fn table(format: Format) -> &'static [f32; 16] {
     match format {
         Format::Fp4 => &FP4,
@@ -60,7 +61,7 @@ pub const fn table(format: Format) -> &'static [f32; 16] {
     }
 }
 
-/// What a number is held against, and which code follows.
+/// How to find a number's code: the bounds between neighbouring values, and the codes in the order of their values.
 pub(super) struct Rule {
     pub(super) bounds: [f32; 15],
     pub(super) order: [u8; 16],
@@ -76,7 +77,7 @@ impl Rule {
         Self { bounds: std::array::from_fn(|at| f32::midpoint(sorted[at], sorted[at + 1])), order }
     }
 
-    /// The code of a number in -1..1: the lower one at a bound.
+    /// The code of a number in -1..1 (divided by its scale). At a bound it is the code of the lower value.
     pub(super) fn code(&self, value: f32) -> u8 {
         self.order[self.bounds.iter().filter(|&&bound| bound < value).count()]
     }

@@ -1,28 +1,28 @@
-//! Quantized matrices with a scale for each tile of rows and columns, as FP8, GPTQ, AWQ and compressed-tensors have them.
-//! Codes are in rows.
+//! [`Tiled`]: quantized matrices with a scale for each tile of rows and columns, as checkpoints in FP8, GPTQ, AWQ and
+//! compressed-tensors have them. Codes are stored row by row.
 //!
 //! ```text
 //! FP8            e4m3(code) * scale            tiles of 128 x 128 (DeepSeek, Qwen), of a row, or of the whole matrix
 //! 4 and 8 bits   (code - zero) * scale         tiles of 1 x 128 and the like: GPTQ, AWQ, compressed-tensors
 //! ```
 //!
-//! Tiles at the right and lower edge may be smaller. GPTQ may have sorted the columns by their activations before it cut them into
-//! groups (`desc_act`). Then each column names its group.
+//! Tiles at the right and lower edge may be smaller. GPTQ may have sorted the columns by their activations before it
+//! divided them into groups (`desc_act`). Then each column has the number of its group.
 //!
-//! The difference is exact, so a number is rounded once, as the product of two floats. Nothing here quantizes to integers.
-//! [`Tiled::coded_fp8`] quantizes to FP8.
+//! `code - zero` is exact, so a number is rounded only once, as the product of two floats. Nothing here quantizes to
+//! integers in groups; [`Tiled::coded_fp8`] quantizes to FP8.
 use super::{Format, Quantized, Stored};
 use crate::fp8;
 use rayon::prelude::*;
 use std::sync::Arc;
 use tunesmith_device::{Array, Device, Element};
 
-/// What is subtracted from codes of integers, counted from 0 to the largest code.
+/// The zero points: what is subtracted from integer codes, which count from 0 to the largest code.
 #[derive(Debug, Clone)]
 pub enum Zeros<T> {
-    /// The same from all of them.
+    /// One zero point for all codes.
     All(u8),
-    /// A number for each tile.
+    /// One zero point for each tile.
     Each(T),
 }
 
@@ -39,57 +39,57 @@ impl<T> Zeros<T> {
 #[derive(Debug, Clone)]
 pub struct Tiled {
     pub(super) format: Format,
-    /// A byte a number: FP8, or a signed integer by its bits, 128 less than its code. Of 4 bits two a byte, the first in the high
-    /// half; rows have an even width.
+    /// One code in a byte: FP8, or an integer code minus 128 as a signed number. 4-bit codes lie two in a byte, the
+    /// first in the high half, and rows have an even width.
     pub(super) codes: Stored<u8>,
     pub(super) width: usize,
-    /// Rows and columns of a tile, at most those of the matrix.
+    /// Rows and columns of a tile, clipped to those of the matrix.
     pub(super) tile: [usize; 2],
-    /// Tiles that lie side by side.
+    /// How many tiles lie side by side.
     pub(super) across: usize,
     pub(super) scales: Stored<f32>,
     pub(super) zeros: Zeros<Stored<u8>>,
-    /// The tile of each column, where they do not follow each other.
+    /// The tile of each column, if columns are not in the order of their tiles (`desc_act`).
     pub(super) groups: Option<Arc<Array<u32>>>,
 }
 
-/// The form of a matrix whose numbers do not matter ([`Tiled::counted`]).
+/// The form of a matrix for counting memory, where numbers do not matter ([`Tiled::counted`]).
 #[derive(Debug, Clone, Copy)]
 pub struct TileForm {
     /// FP8, or integers of 4 or 8 bits.
     pub format: Format,
     /// Rows and columns of a tile.
     pub tile: [usize; 2],
-    /// Whether each tile has a zero.
+    /// Whether each tile has a zero point of its own.
     pub zeros: bool,
-    /// Whether columns name their tiles.
+    /// Whether each column has the number of its tile (`desc_act`).
     pub grouped: bool,
 }
 
-/// The integers of a matrix and what their codes mean ([`Tiled::integers`]).
+/// A matrix of integer codes in groups, from which [`Tiled::integers`] makes a [`Tiled`].
 #[derive(Debug)]
 pub struct Integers {
-    /// Codes of 4 bits, two a byte, the first in the high half; or of 8 bits, 128 less, signed.
+    /// 4-bit codes, two in a byte with the first in the high half; or 8-bit codes minus 128, as signed numbers.
     pub codes: Vec<u8>,
     /// Bits of a code: 4 or 8.
     pub bits: usize,
     /// Columns of the matrix: the numbers of a row.
     pub width: usize,
-    /// Numbers of a row that share a scale.
+    /// How many numbers of a row share a scale.
     pub group: usize,
     /// A scale for each group, row by row.
     pub scales: Vec<f32>,
-    /// What is subtracted from the codes: one number for all of them, or one for each group, row by row.
+    /// The zero points: one for all codes, or one for each group, row by row.
     pub zeros: Zeros<Vec<u8>>,
-    /// The group of each column, where columns were sorted.
+    /// The group of each column, if the columns were sorted (`desc_act`).
     pub groups: Option<Vec<u32>>,
 }
 
 impl Tiled {
-    /// FP8 with a scale for each tile, row by row.
+    /// A matrix in FP8 with a scale for each tile, row by row of tiles.
     ///
     /// # Errors
-    /// In words: sizes that do not fit, a code or a scale that is no number.
+    /// A text: sizes that do not fit, or a code or a scale that is not a number.
     pub fn fp8(codes: Vec<u8>, width: usize, tile: [usize; 2], scales: Vec<f32>) -> Result<Self, String> {
         if codes.par_iter().any(|code| code & 0x7f == 0x7f) {
             return Err("a number that is NaN".into());
@@ -101,10 +101,10 @@ impl Tiled {
         Self::of(Format::Fp8Tiles([rows, columns]), codes, width, tile, scales, Zeros::All(0), None)
     }
 
-    /// Integers with a scale, and perhaps a zero, for each group of a row.
+    /// A matrix of integers with a scale, and perhaps a zero point, for each group of a row.
     ///
     /// # Errors
-    /// In words: sizes that do not fit, a group that there is not, or a scale that is no number.
+    /// A text: sizes that do not fit, a group that does not exist, or a scale that is not a number.
     pub fn integers(parts: Integers) -> Result<Self, String> {
         let Integers { codes, bits, width, group, scales, zeros, groups } = parts;
         if let Some(scale) = scales.iter().find(|scale| !(**scale * 256.0).is_finite()) {
@@ -147,13 +147,14 @@ impl Tiled {
             Zeros::All(zero) => Zeros::All(zero),
             Zeros::Each(zeros) => Zeros::Each(zeros.into()),
         };
-        // In their order, columns need no names for their groups.
+        // Columns that are in the order of their groups need no group numbers.
         let sorted = |groups: &Vec<u32>| groups.iter().enumerate().all(|(at, group)| at / tile[1] == *group as usize);
         let groups = groups.filter(|groups| !sorted(groups)).map(|groups| Arc::new(Array::of(Device::Cpu, &groups)));
         Ok(Self { format, codes: codes.into(), width, tile, across, scales: scales.into(), zeros, groups })
     }
 
-    /// A matrix of so many rows and columns on `device` that takes the memory it takes with numbers.
+    /// A matrix of that many rows and columns on `device`, for counting memory: it takes the memory of a real one, but
+    /// its numbers do not matter.
     pub fn counted(form: TileForm, [rows, width]: [usize; 2], device: Device) -> Self {
         let TileForm { format, tile, zeros, grouped } = form;
         let tile = [tile[0].clamp(1, rows.max(1)), tile[1].clamp(1, width.max(1))];
@@ -172,11 +173,12 @@ impl Tiled {
         }
     }
 
-    /// Codes rows of `width` numbers in FP8: the scale of a tile is its largest magnitude over 448, as `round` can store it, and a
-    /// number's code is the nearest to its quotient.
+    /// Quantizes rows of `width` numbers to FP8 with a scale for each tile. The scale is the tile's largest magnitude
+    /// divided by 448, rounded by `round` to what can be stored. A number's code is the one nearest to the number
+    /// divided by the scale.
     ///
     /// # Errors
-    /// In words: a number that is not finite, or sizes that do not fit.
+    /// A text: a number that is not finite, or sizes that do not fit.
     pub fn coded_fp8(
         values: &[f32],
         width: usize,
@@ -219,22 +221,22 @@ impl Tiled {
         Self::fp8(codes, width, tile, scales.concat())
     }
 
-    /// How its numbers are coded: FP8, or integers of 4 or 8 bits.
+    /// The format of its codes: FP8, or integers of 4 or 8 bits.
     pub const fn format(&self) -> Format {
         self.format
     }
 
-    /// The codes, as they lie in memory; of a matrix on the CPU.
+    /// The bytes of the codes, for a matrix on the CPU.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
 
-    /// Where the codes are, and the bits of each; of a matrix on the CPU.
+    /// Where the codes begin, and how many bits each has, for a matrix on the CPU.
     pub(crate) fn stored(&self) -> (*const u8, usize) {
         (self.codes.as_ptr(), 8 / self.format.per_byte())
     }
 
-    /// The scales, row by row of tiles; of a matrix on the CPU.
+    /// The scales, row by row of tiles, for a matrix on the CPU.
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
@@ -261,7 +263,8 @@ impl Tiled {
         }
     }
 
-    /// `self` over `below`; nothing where they are coded differently. Tiles that would cross the border become rows.
+    /// The rows of `self` followed by those of `below`. `None` if they are quantized differently. If tiles would cross
+    /// the border, each row gets its own scale.
     pub(super) fn joined(&self, below: &Self) -> Option<Self> {
         let kind = |it: &Self| std::mem::discriminant(&it.format);
         let groups = |it: &Self| it.groups.as_ref().filter(|it| !it.device().only_counts()).map(|groups| groups.read());
@@ -290,7 +293,7 @@ impl Tiled {
         })
     }
 
-    /// The same with a scale for each row; nothing where a tile of rows has a zero.
+    /// The same matrix with tiles of one row each. `None` if tiles of several rows have zero points of their own.
     fn by_rows(&self) -> Option<Self> {
         let (rows, device) = (self.len() / self.width, self.codes.device());
         if self.tile[0] == 1 {
@@ -316,12 +319,12 @@ impl Tiled {
     }
 }
 
-/// Column groups on that device: shared where they are there.
+/// The columns' group numbers on `device`: shared if they are there already.
 pub(super) fn groups_on(groups: &Arc<Array<u32>>, device: Device) -> Arc<Array<u32>> {
     if groups.device() == device { Arc::clone(groups) } else { Arc::new(Array::of(device, &groups.read())) }
 }
 
-/// A zero for each of so many tiles.
+/// One zero point for each of `tiles` tiles, on the device of `of`.
 fn spread(zeros: &Zeros<Stored<u8>>, tiles: usize, of: &Tiled) -> Stored<u8> {
     match zeros {
         Zeros::Each(zeros) => zeros.clone(),

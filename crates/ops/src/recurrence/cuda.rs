@@ -1,6 +1,8 @@
-//! The gated delta rule and Mamba 2 in a GPU's memory: chunk by chunk, a block a head, sequence and slice of a state's columns.
+//! The gated delta rule and Mamba 2 on a GPU, chunk by chunk. First, one block for each chunk and head computes what
+//! the pairs of its tokens need. Then one block for each head, sequence and slice of a state's columns walks along its
+//! sequence.
 //!
-//! What pairs of a chunk's tokens have comes first, a block a chunk and head. Then blocks walk along their sequences. All sums have
+//! All sums have a fixed order: nothing is added by atomics.
 //! one order: nothing is added up by atomics.
 use super::{Shape, State};
 use crate::activation::Activation;
@@ -11,35 +13,37 @@ use tunesmith_device::Array;
 
 static KERNELS: Typed = Typed::new("recurrence", include_str!("recurrence.cu"));
 
-/// As the kernels say.
+/// Tokens of a chunk and columns of a slice, as the kernels have them.
 const CHUNK: usize = 64;
 const SLICE: usize = 32;
 const DEPTH: usize = 32;
 const PITCH: usize = 65;
 const THREADS: u32 = 256;
-/// Floats of shared memory beside a state's, of the walk forward and of that back.
+/// How many floats of shared memory the walk forward, and that back, need besides a state.
 const FORWARD: usize = 2 * CHUNK * SLICE + DEPTH * PITCH;
 const BACKWARD: usize = 3 * CHUNK * SLICE + DEPTH * PITCH + CHUNK * (PITCH + CHUNK);
 
-/// A recurrence over an activation.
+/// What to run the recurrence on: its operands, and which rule applies.
 pub(crate) struct Scan<'a> {
     pub(crate) shape: Shape,
-    /// Groups of heads that share queries and keys.
+    /// How many groups there are. The heads of a group share queries and keys.
     pub(crate) groups: usize,
-    /// Of values, which begin with this feature: `[heads * columns]`.
+    /// The activation that holds the values, `[heads * columns]`, from feature `values` on.
     pub(crate) act: &'a Activation,
     pub(crate) values: usize,
     /// Queries and keys in float32, `[tokens, 2 * groups * rows]`.
     pub(crate) keys: &'a Activation,
-    /// Of each head the scale, `g`, and two numbers more, `[tokens, heads * 4]` in float32.
+    /// Four numbers for each head in float32, `[tokens, heads * 4]`: the scale, `g`, and two that the recurrence does
+    /// not read.
     pub(crate) gates: &'a Activation,
-    /// Whether what a key finds is taken from its value.
+    /// Whether to subtract from a value what its key finds in the state: the delta rule.
     pub(crate) corrects: bool,
-    /// `D`.
+    /// `D` of each head; `None` for 0.
     pub(crate) through: Option<Floats<'a>>,
 }
 
-/// Gradients of queries and keys, `[tokens, heads * slices * 2 * rows]`, and of the scale's logarithm, of `g` and of `D`,
+/// The gradients from each slice of each head, which are still to be summed: of queries and keys,
+/// `[tokens, heads * slices * 2 * rows]`; and of the scale's logarithm, of `g` and of `D`,
 /// `[tokens, heads * slices * 3]`.
 pub(crate) struct Parts {
     pub(crate) keys: Activation,
@@ -48,14 +52,15 @@ pub(crate) struct Parts {
 
 /// Where chunks and sequences begin.
 struct Bounds {
-    /// The first token of each chunk, and behind the last the number of tokens.
+    /// The first token of each chunk, and the number of tokens at the end.
     chunks: Array<u32>,
-    /// The number of the first chunk of each sequence, and behind the last the number of chunks.
+    /// The number of the first chunk of each sequence, and the number of chunks at the end.
     sequences: Array<u32>,
     counts: [usize; 2],
 }
 
-/// What pairs of tokens have, `[tokens, heads * 64]` each.
+/// What the pairs of tokens within chunks need, `[tokens, heads * 64]` each: A and, under the delta rule, M and the
+/// inverse.
 struct Pairs {
     attention: Activation,
     m: Option<Activation>,
@@ -63,7 +68,7 @@ struct Pairs {
 }
 
 impl Scan<'_> {
-    /// Slices of a state's columns.
+    /// How many slices of up to [`SLICE`] columns a state is divided into.
     pub(crate) const fn slices(&self) -> usize {
         self.shape.columns.div_ceil(SLICE)
     }
@@ -111,7 +116,7 @@ impl Scan<'_> {
         pairs
     }
 
-    /// What both walks read.
+    /// The arguments that both walks read.
     fn operands(&self, bounds: &Bounds, pairs: &Pairs) -> [Arg; 8] {
         [
             self.act.into(),
@@ -130,7 +135,7 @@ impl Scan<'_> {
         Grid { blocks, threads: THREADS, shared: floats(self.shape.rows * SLICE + shared) }
     }
 
-    /// Writes `out`, or what backward needs: states before chunks, and u.
+    /// Walks forward. Writes `out`, or what the backward pass needs (`kept`): the states before chunks, and u.
     fn walk(
         &self,
         bounds: &Bounds,
@@ -159,7 +164,8 @@ impl Scan<'_> {
         cuda::launch(device, source, "recurrence_forward", grid, &args);
     }
 
-    /// The outputs `[tokens, heads * columns]`, as `gated_delta_rule::forward` and `mamba2::forward` say.
+    /// Writes the outputs `[tokens, heads * columns]` to `out`, as `gated_delta_rule::forward` and `mamba2::forward`
+    /// say.
     pub(crate) fn forward(&self, sequences: &[Range<usize>], states: Option<&mut [&mut State]>, out: &mut Activation) {
         if self.act.tokens() > 0 {
             let bounds = self.bounds(sequences);
@@ -167,7 +173,8 @@ impl Scan<'_> {
         }
     }
 
-    /// Writes the gradients of values to `d`, which is as the activation; the others are sums over what it returns.
+    /// Writes the gradients of the values to `d`, which has the layout of the activation. The other gradients are sums
+    /// over slices of what it returns.
     pub(crate) fn backward(&self, sequences: &[Range<usize>], dy: &Activation, d: &mut Activation) -> Parts {
         let (slices, rows) = (self.slices(), self.shape.rows);
         let mut parts = Parts { keys: self.by_head(slices * 2 * rows), gates: self.by_head(slices * 3) };
@@ -176,7 +183,7 @@ impl Scan<'_> {
         }
         let bounds = self.bounds(sequences);
         let pairs = self.pairs(&bounds);
-        // As many floats for each token, since a pool's buffers are as large as the most tokens need.
+        // The same number of floats for each token, because a pool sizes its buffers for the most tokens.
         let floats = (self.shape.heads * slices * rows * SLICE).div_ceil(CHUNK);
         let mut checkpoints = self.act.pool().act_f32(self.act.tokens(), floats);
         let mut u = self.by_head(self.shape.columns);
@@ -200,7 +207,7 @@ impl Scan<'_> {
     }
 }
 
-/// Bytes of so many floats.
+/// The bytes of `count` floats.
 const fn floats(count: usize) -> u32 {
     (count * size_of::<f32>()) as u32
 }

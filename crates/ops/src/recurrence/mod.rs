@@ -1,4 +1,5 @@
-//! What recurrent mixers share: the state of a text, and all of forward and backward except their gates.
+//! What the recurrent mixers (the gated delta rule and Mamba 2) share: the state of a text, and the forward and
+//! backward passes except for the gates.
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod state;

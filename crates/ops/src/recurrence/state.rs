@@ -1,32 +1,32 @@
-//! The state that a text has in one mixer.
+//! [`State`]: the recurrent state of a text in one mixer, kept from one pass to the next.
 use crate::activation::LANES;
 use std::ops::Range;
 use tunesmith_device::{Device, FloatBuffer};
 
-/// The sizes of a mixer's state: a matrix of each head.
+/// The sizes of a mixer's state: one matrix for each head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Heads, each with a state `[rows, columns]`.
     pub heads: usize,
-    /// The width of what a token reads a state with.
+    /// The features of a query or key, which read and write the state.
     pub rows: usize,
-    /// The width of a head's output.
+    /// The features of a head's value and output.
     pub columns: usize,
 }
 
 impl Shape {
-    /// Panels of 16 columns of a head, the last of them perhaps partly used.
+    /// Panels of 16 columns of a head's state. The last one may be partly used.
     pub(crate) const fn panels(self) -> usize {
         self.columns.div_ceil(LANES)
     }
 
-    /// Floats of a head's state on the CPU.
+    /// How many floats a head's state takes on the CPU.
     pub(crate) const fn floats(self) -> usize {
         self.panels() * self.rows * LANES
     }
 }
 
-/// The states of all heads, in float32 on a device.
+/// The states of all heads of one mixer for one text, in float32 on a device.
 #[derive(Debug)]
 pub struct State {
     shape: Shape,
@@ -35,7 +35,7 @@ pub struct State {
 }
 
 impl State {
-    /// States of zeros on `device`: those before a text's first token.
+    /// States of zeros on `device`, as before a text's first token.
     pub fn new(device: Device, shape: Shape) -> Self {
         let floats = match device {
             Device::Cpu | Device::Meta => shape.heads * shape.floats(),
@@ -49,7 +49,7 @@ impl State {
         self.shape
     }
 
-    /// Bytes of all heads' states, without what the CPU pads them with.
+    /// Bytes of all heads' states, without the CPU's padding.
     pub const fn bytes(&self) -> usize {
         self.shape.heads * self.shape.rows * self.shape.columns * size_of::<f32>()
     }
@@ -61,10 +61,11 @@ impl Clone for State {
     }
 }
 
-/// Holds the sequences against so many tokens, and a state for each of them, where there are some.
+/// Checks that the sequences lie end to end and hold `tokens` tokens, and that there is a state of the right sizes for
+/// each of them, if states are given.
 ///
 /// # Panics
-/// Sequences do not lie end to end, or a state is missing or of other sizes.
+/// If a check fails.
 pub(crate) fn check_sequences(tokens: usize, sequences: &[Range<usize>], states: Option<&[&mut State]>, shape: Shape) {
     let mut end = 0;
     for sequence in sequences {

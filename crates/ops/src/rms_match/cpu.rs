@@ -1,10 +1,10 @@
-//! A task a panel, a token a lane.
+//! The kernels on the CPU: one task takes one panel, in which a token is a lane.
 use super::FLOOR;
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// Numbers of each lane.
+/// One number for each lane, which is a token.
 type Lanes = [f32; LANES];
 
 /// `sum over features of a b`.
@@ -54,7 +54,7 @@ unsafe fn combine<S: Simd>(
     }
 }
 
-/// The root mean squares of `x`, not below the floor, and of `r`; and whether that of `x` is above.
+/// The root mean square of `x`, at least the floor's; that of `r`; and whether that of `x` was above the floor.
 ///
 /// # Safety
 /// The features of `S`; `x` and `r` hold `dim` vectors.

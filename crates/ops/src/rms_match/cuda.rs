@@ -1,4 +1,4 @@
-//! Rows in a GPU's memory: a block each.
+//! The kernels on a GPU: one block for each token.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 

@@ -1,5 +1,6 @@
-//! Rows brought to the root mean square of others: `y = x rms(r) / max(rms(x), sqrt(1e-5))`, with a mean over the features of a token.
-//! Gemma 3n gives all of its streams the size of the first one, as Transformers' `Gemma3nTextModel` does.
+//! Rescales each token of `x` to the root mean square of another activation, `y = x rms(r) / max(rms(x), sqrt(1e-5))`,
+//! where the mean is over a token's features. Gemma 3n gives all of its streams the size of the first one in this way
+//! (`Gemma3nTextModel` in Transformers).
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -10,10 +11,10 @@ mod tests;
 use crate::activation::Activation;
 use tunesmith_device::Device;
 
-/// The least mean square of a row.
+/// The least mean square that `x` is divided by.
 const FLOOR: f32 = 1e-5;
 
-/// `x` with the root mean square of `r`, both `[tokens, features]`.
+/// Returns `x` with the root mean square of `r`; both are `[tokens, features]`.
 ///
 /// # Panics
 /// If the shapes differ.
@@ -28,7 +29,8 @@ pub fn forward(x: &Activation, r: &Activation) -> Activation {
     out
 }
 
-/// From the gradient of [`forward`]'s result to that of `x`; adds that of `r` to `dr`. A row of zeros in `r` gets none.
+/// The gradient of `x`, from the gradient of [`forward`]'s result. Adds the gradient of `r` to `dr`; a token of zeros
+/// in `r` gets none.
 ///
 /// # Panics
 /// If the shapes differ.

@@ -1,11 +1,11 @@
-//! A task a panel, a token a lane: the mean of a token needs no horizontal sum.
+//! `RMSNorm` on the CPU: one task takes one panel. A token is a lane, so its mean needs no horizontal sum.
 use super::Gain;
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// A [`Gain`] as the kernels read it.
+/// A [`Gain`] on the CPU, as the kernels read it.
 #[derive(Clone, Copy)]
 struct HostGain<'a> {
     weight: &'a [f32],
@@ -13,13 +13,13 @@ struct HostGain<'a> {
 }
 
 impl HostGain<'_> {
-    /// The weight of a group of so many features: of all groups, where they share one.
+    /// The weight of a group of `dim` features: its own, or the one that all groups share.
     fn of(&self, group: usize, dim: usize) -> &[f32] {
         if self.weight.len() == dim { self.weight } else { &self.weight[group * dim..][..dim] }
     }
 }
 
-/// Groups, and the features of each.
+/// The number of groups, and the features of each.
 fn sizes(x: &Activation, rstd: &Activation) -> [usize; 2] {
     [rstd.features(), x.features() / rstd.features()]
 }
@@ -137,7 +137,8 @@ dispatch! {
     );
 }
 
-/// As [`stats_kernel`] and [`apply_kernel`] for one token, whose features lie side by side: the same sums in the same order.
+/// As [`stats_kernel`] and then [`apply_kernel`] for one token whose features lie side by side: the same sums in the
+/// same order.
 ///
 /// # Safety
 /// The features of `S`; `x` holds `groups * dim` floats, `out` has room for as many.
@@ -230,7 +231,7 @@ pub(super) fn backward(
     });
 }
 
-/// In one task, so that each sum adds panel by panel.
+/// In a single task, so that each sum is added panel by panel, whatever the number of threads.
 pub(super) fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: &mut [f32]) {
     let [groups, dim] = sizes(x, rstd);
     let own = dw.len() != dim;

@@ -1,4 +1,4 @@
-//! `RMSNorm` in a GPU's memory: a block a token and group.
+//! `RMSNorm` on a GPU: one block for each token and group.
 use super::Gain;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

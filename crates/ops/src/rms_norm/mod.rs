@@ -1,8 +1,9 @@
-//! `RMSNorm`: `h = x / sqrt(mean(x^2) + eps) * (weight + offset)`, over all features or over each head's (Qwen3's q and k).
-//! Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, <https://arxiv.org/abs/1910.07467>.
+//! `RMSNorm`: `h = x / sqrt(mean(x^2) + eps) * (weight + offset)`, over all features of a token, or over those of each
+//! head (Qwen3's q and k). Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019,
+//! <https://arxiv.org/abs/1910.07467>.
 //!
-//! `features = groups * dim`: each of `groups` has a mean of its own. All share one weight `[dim]`, or each has its own, `[groups * dim]`
-//! (Mamba 2).
+//! Features are `groups * dim`, and each group has its own mean. All groups share one weight `[dim]`, or each has its
+//! own, `[groups * dim]` (Mamba 2).
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -15,16 +16,16 @@ use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// What a normed row is multiplied by.
+/// What a normalized token is multiplied by.
 #[derive(Debug, Clone, Copy)]
 pub struct Gain<'a> {
-    /// The weight `[dim]` of every group, or the weights of all, `[groups * dim]`.
+    /// The weight: `[dim]` for all groups, or `[groups * dim]`.
     pub weight: Floats<'a>,
-    /// Added to each of them: Gemma counts its weights from 1.
+    /// Added to each weight: 1 for Gemma, whose weights are stored as differences from 1, else 0.
     pub offset: f32,
 }
 
-/// Holds a number of weights against the features of a group, or of all groups.
+/// Asserts that there is a weight for each feature of a group, or for each feature of all groups.
 fn check_weights(x: &Activation, rstd: &Activation, weights: usize) {
     let own = weights == x.features();
     assert!(own || x.features() == rstd.features() * weights, "a weight for each feature");
@@ -60,10 +61,11 @@ pub fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>) -> Activation {
     out
 }
 
-/// [`apply`] after [`stats`] of one token's features `x [groups * dim, 1]` ([`Activation::to_vector`]), to the bit: `[groups * dim, 1]`.
+/// [`apply`] after [`stats`] for one token, whose features are the vector `x [groups * dim, 1]`
+/// ([`Activation::to_vector`]), with the same bits: `[groups * dim, 1]`.
 ///
 /// # Panics
-/// If the shapes do not fit, or on another device than the CPU.
+/// If the shapes do not fit, or the device is not the CPU.
 pub fn of_vector(x: &Activation, groups: usize, eps: f32, gain: Gain<'_>) -> Activation {
     let features = x.tokens();
     assert_eq!((x.features(), x.device()), (1, Device::Cpu), "one token on the CPU");
@@ -92,7 +94,8 @@ pub fn backward(x: &Activation, rstd: &Activation, gain: Gain<'_>, dh: &Activati
     }
 }
 
-/// Adds the gradient with respect to the weight, `sum over tokens and the groups that share it of dh x rstd`, to `dw`.
+/// Adds the gradient of the weight, `sum over tokens and the groups that share it of dh x rstd`, to `dw`, which has the
+/// shape of the weight.
 ///
 /// # Panics
 /// If the shapes do not fit.

@@ -1,24 +1,24 @@
-//! Rotates all heads of a panel: two vectors of 16 tokens for each pair.
+//! The rotation on the CPU: one task rotates all heads of one panel, two vectors of 16 tokens for each pair.
 use super::{Pairing, Rope};
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// Where the pairs of a head lie, and how they turn.
+/// Where the pairs of a head are, and in which direction they are rotated.
 struct Turn {
     heads: usize,
     head_dim: usize,
-    /// The first feature that turns.
+    /// The first feature of a head that is rotated.
     offset: usize,
     pairs: usize,
-    /// Features from one pair to the next, and from a pair's first feature to its second.
+    /// How many features lie from one pair to the next, and from the first to the second feature of a pair.
     step: usize,
     apart: usize,
-    /// -1 turns backwards.
+    /// 1 for forward, -1 for backward.
     sign: f32,
 }
 
-/// Fills both tables with `angle(token, frequency)`, which gives cosine and sine.
+/// Fills both tables by `angle(token, frequency)`, which returns a cosine and a sine.
 pub(super) fn tables(cos: &mut Activation, sin: &mut Activation, angle: impl Fn(usize, usize) -> (f32, f32) + Sync) {
     let (tokens, pairs, stride, panels) = (cos.tokens(), cos.features(), cos.stride(), cos.panels());
     let (cos_to, sin_to) = (cos.shared(), sin.shared());
@@ -49,7 +49,7 @@ impl Turn {
     }
 }
 
-/// Turns all heads of one token, whose features lie side by side, and have been held against the table.
+/// Rotates all heads of one token, whose features lie side by side. The caller has checked the shapes.
 pub(super) fn turn_vector(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usize) {
     let how = Turn::new(rope, x.tokens(), head_dim, offset, 1.0);
     let (cos, sin) = (rope.cos.panel(0).as_ptr(), rope.sin.panel(0).as_ptr());
@@ -93,7 +93,7 @@ unsafe fn vector_kernel<S: Simd>(x: *mut f32, cos: *const f32, sin: *const f32, 
 
 dispatch! { fn turn_features = vector_kernel(x: *mut f32, cos: *const f32, sin: *const f32, how: &Turn); }
 
-/// Turns all heads of `x`, whose shape has been held against the table.
+/// Rotates all heads of `x`. The caller has checked the shapes.
 pub(super) fn turn(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usize, sign: f32) {
     let how = Turn::new(rope, x.features(), head_dim, offset, sign);
     let (stride, to) = (x.stride(), x.shared());

@@ -1,4 +1,4 @@
-//! Rotary embeddings in a GPU's memory.
+//! The rotation on a GPU.
 use super::{Pairing, Rope};
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
@@ -15,7 +15,7 @@ pub(super) fn tables(cos: &mut Activation, sin: &mut Activation, angle: impl Fn(
     sin.floats_mut().write(&sines);
 }
 
-/// Turns all heads of `x`, whose shape has been held against the table.
+/// Rotates all heads of `x`. The caller has checked the shapes.
 pub(super) fn turn(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usize, sign: f32) {
     let (device, tokens, heads, pairs) = (x.device(), x.tokens(), x.features() / head_dim, rope.cos.features());
     let (step, apart) = match rope.pairing {

@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al., 2021): pairs of features of a head are rotated by angles that grow with the
-//! token's position.
+//! Rotary position embedding, RoPE (Su et al., 2021): pairs of features of a head are rotated by angles that grow with
+//! the token's position.
 //!
 //! ```text
 //! angle[t, i] = positions[components[i]][t] * inv_freq[i]
@@ -7,8 +7,9 @@
 //! y[b] = x[b] * cos(angle[t, i]) + x[a] * sin(angle[t, i])
 //! ```
 //!
-//! In each head, `2 * frequencies` features are rotated, from an offset on, and the rest stay. The backward pass rotates
-//! the other way. A [`Rope`] holds the cosines and sines of a batch, so that the passes know nothing of positions.
+//! In each head, `2 * frequencies` features are rotated, from an offset on; the rest stay as they are. The backward
+//! pass rotates the other way. A [`Rope`] holds the cosines and sines of a batch, so that forward and backward need not
+//! know positions.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -21,7 +22,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_device::Device;
 
-/// Which two features of the part that turns are pair i of n.
+/// Which two of the rotated features form pair i of n.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairing {
     /// `i` and `i + n`: Hugging Face's Llama, and most others.
@@ -30,18 +31,19 @@ pub enum Pairing {
     Interleaved,
 }
 
-/// Cosines and sines of each token, times the rule's factor.
+/// The cosines and sines of each token, multiplied by the rule's factor (`attention_scaling` in Transformers).
 #[derive(Debug)]
 pub struct Rope {
-    /// `[tokens, frequencies]`.
+    /// Both tables are `[tokens, frequencies]`.
     cos: Activation,
     sin: Activation,
     pairing: Pairing,
 }
 
 impl Rope {
-    /// The table for sequences of the lengths `sequences`, end to end, whose positions count from 0. `frequencies`
-    /// gives each length its rule: `inv_freq` and a factor. Angles are f32 products, as in `transformers`.
+    /// The table for sequences with these lengths, end to end, whose positions count from 0. `frequencies` gives each
+    /// sequence length its rule: `inv_freq`, and a factor on cosines and sines. Angles are f32 products, as in
+    /// `transformers`.
     pub fn new<'a>(
         pool: &Arc<Pool>,
         sequences: impl IntoIterator<Item = usize>,
@@ -50,10 +52,10 @@ impl Rope {
         Self::at(pool, sequences.into_iter().map(|length| (0..length, frequencies(length))))
     }
 
-    /// The table for parts of sequences, end to end: the positions of each, and its rule.
+    /// The table for parts of sequences, end to end: the positions of each part, and its rule.
     ///
     /// # Panics
-    /// If the rules turn different numbers of features.
+    /// If the rules rotate different numbers of features.
     pub fn at<'a>(pool: &Arc<Pool>, parts: impl IntoIterator<Item = (Range<usize>, (&'a [f32], f32))>) -> Self {
         let (mut positions, mut rules) = (Vec::new(), Vec::new());
         for (range, rule) in parts {
@@ -63,12 +65,13 @@ impl Rope {
         Self::build(pool, &rules, |token, _| positions[token])
     }
 
-    /// The table for tokens with several positions each, such as time, row and column: `positions` is
-    /// `[components][tokens]`. Frequency i turns by component `components[i]` ([`sections`],
-    /// [`interleaved_sections`]). `parts` gives runs of tokens, end to end, their rule.
+    /// The table for tokens with several positions each, such as time, row and column (M-RoPE): `positions` is
+    /// `[components][tokens]`. Frequency i uses the component `components[i]` ([`sections`], [`interleaved_sections`]).
+    /// `parts` are runs of tokens, end to end, each with its rule.
     ///
-    /// A table of rows and columns only (the vision towers of Qwen2-VL and Pixtral) is of this form too: half of the
-    /// frequencies take component 0, the others component 1. Where both halves turn alike, `inv_freq` repeats itself.
+    /// A table of rows and columns only (the vision towers of Qwen2-VL and Pixtral) has this form too: half of the
+    /// frequencies take component 0, the others component 1. Where both halves have the same frequencies, `inv_freq`
+    /// repeats itself.
     ///
     /// # Panics
     /// If the rules differ in their number of frequencies, or the positions in their number of tokens.
@@ -85,7 +88,7 @@ impl Rope {
         Self::build(pool, &rules, |token, feature| positions[components[feature]][token] as usize)
     }
 
-    /// The table whose token t turns by `rules[t]` and, at frequency i, by `position(t, i)`.
+    /// The table in which token t uses `rules[t]` and, at frequency i, `position(t, i)`.
     fn build(pool: &Arc<Pool>, rules: &[(&[f32], f32)], position: impl Fn(usize, usize) -> usize + Sync) -> Self {
         let pairs = rules.first().map_or(1, |(inv_freq, _)| inv_freq.len());
         assert!(rules.iter().all(|(inv_freq, _)| inv_freq.len() == pairs), "rules of one width");
@@ -104,33 +107,35 @@ impl Rope {
         Self { cos, sin, pairing: Pairing::Half }
     }
 
-    /// The same table for another pairing; constructors make [`Pairing::Half`].
+    /// The same table for another pairing; constructors use [`Pairing::Half`].
     #[must_use]
     pub fn paired(self, pairing: Pairing) -> Self {
         Self { pairing, ..self }
     }
 
-    /// The table of the tokens `rows` only.
+    /// The table for the tokens `rows` only.
     #[must_use]
     pub fn gather(&self, rows: &[usize]) -> Self {
         Self { cos: self.cos.gather(rows), sin: self.sin.gather(rows), pairing: self.pairing }
     }
 
-    /// Turns every head of `x [tokens, heads * head_dim]` in place: its `2 * frequencies` features from `offset` on.
+    /// Rotates every head of `x [tokens, heads * head_dim]` in place: its `2 * frequencies` features from `offset` on.
     ///
-    /// The offset is 0 but for multi-head latent attention, whose queries turn in their last features only: 64 from 128
-    /// on. What turns of its keys is one part for all heads, here `x [tokens, 64]` before it is copied to each.
+    /// The offset is 0 except for multi-head latent attention, where only the last features of a query are rotated: 64
+    /// from feature 128 on. The rotated part of its keys is one for all heads: here it is `x [tokens, 64]`, before it
+    /// is copied to each head.
     ///
     /// # Panics
-    /// If `x` does not hold whole heads, or what turns is not within a head.
+    /// If `x` does not hold whole heads, or the rotated features are not within a head.
     pub fn forward(&self, x: &mut Activation, head_dim: usize, offset: usize) {
         self.turn(x, head_dim, offset, 1.0);
     }
 
-    /// [`Rope::forward`] of the first token, whose features are `x [heads * head_dim, 1]` ([`Activation::to_vector`]), to the bit.
+    /// [`Rope::forward`] for the first token of the table, whose features are the vector `x [heads * head_dim, 1]`
+    /// ([`Activation::to_vector`]), with the same bits.
     ///
     /// # Panics
-    /// As [`Rope::forward`], or on another device than the CPU.
+    /// As [`Rope::forward`], or if the device is not the CPU.
     pub fn turn_vector(&self, x: &mut Activation, head_dim: usize, offset: usize) {
         assert_eq!((x.features(), x.device()), (1, Device::Cpu), "one token on the CPU");
         assert!(x.tokens().is_multiple_of(head_dim), "whole heads");
@@ -138,7 +143,7 @@ impl Rope {
         cpu::turn_vector(self, x, head_dim, offset);
     }
 
-    /// The gradient of [`Rope::forward`], in place: the same turn backwards.
+    /// The gradient of [`Rope::forward`], in place: the same rotation backwards.
     ///
     /// # Panics
     /// As [`Rope::forward`].
@@ -158,15 +163,16 @@ impl Rope {
     }
 }
 
-/// The component of each frequency where the frequencies are cut into sections, one a component: `[16, 24, 24]` gives
-/// 16 frequencies to component 0, the next 24 to component 1, the last 24 to component 2. `mrope_section` of Qwen2-VL.
+/// The component of each frequency if the frequencies are divided into sections, one for each component: `[16, 24, 24]`
+/// gives 16 frequencies to component 0, the next 24 to component 1, the last 24 to component 2. This is `mrope_section`
+/// of Qwen2-VL.
 pub fn sections(counts: &[usize]) -> Vec<usize> {
     let of = |(component, &count): (usize, &usize)| std::iter::repeat_n(component, count);
     counts.iter().enumerate().flat_map(of).collect()
 }
 
-/// The component of each frequency where components take turns, as long as each has some left; the rest are component
-/// 0's: `[4, 3, 2]` gives `0 1 2 0 1 2 0 1 0`. `mrope_section` of Qwen3-VL, which is `mrope_interleaved`.
+/// The component of each frequency if components take turns for as long as each has some left; the rest belong to
+/// component 0: `[4, 3, 2]` gives `0 1 2 0 1 2 0 1 0`. This is `mrope_section` of Qwen3-VL, with `mrope_interleaved`.
 pub fn interleaved_sections(counts: &[usize]) -> Vec<usize> {
     let component = |frequency: usize| {
         let (round, component) = (frequency / counts.len(), frequency % counts.len());

@@ -1,4 +1,4 @@
-//! Plain loops in one task: a router has few logits.
+//! The routing itself, on the host: plain loops in a single task, because a router has few logits.
 use super::{Expert, GroupScore, Groups, Router, Routing, Scores};
 use crate::activation::Activation;
 
@@ -42,7 +42,7 @@ pub(super) fn route(logits: &Activation, bias: Option<&[f32]>, router: Router) -
     Routing { tokens: logits.tokens(), scores, experts, router, factors: Vec::new(), group: 1 }
 }
 
-/// A row of logits to probabilities.
+/// Turns a row of logits into probabilities, in place.
 fn softmax(row: &mut [f32]) {
     let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     for x in row.iter_mut() {
@@ -58,7 +58,7 @@ fn sigmoid_of(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The experts that a token may go to, rising.
+/// The experts that a token may be sent to, in rising order, with the limit on groups if there is one.
 fn candidates(choice: &[f32], groups: Option<Groups>, order: &mut Vec<usize>) {
     order.clear();
     let Some(Groups { count, chosen, score }) = groups else { return order.extend(0..choice.len()) };
@@ -85,7 +85,7 @@ fn candidates(choice: &[f32], groups: Option<Groups>, order: &mut Vec<usize>) {
     order.extend(best.into_iter().flat_map(|group| group * size..(group + 1) * size));
 }
 
-/// Keeps those with the `count` largest scores, the largest first, and the first of equal ones.
+/// Keeps the `count` experts with the largest scores, the largest first; of equal ones, the first in number.
 fn keep_best(scores: &[f32], count: usize, order: &mut Vec<usize>) {
     let by_score = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
     if count < order.len() {
@@ -95,7 +95,7 @@ fn keep_best(scores: &[f32], count: usize, order: &mut Vec<usize>) {
     order.sort_unstable_by(by_score);
 }
 
-/// Of each expert the number of its tokens and the sum of its probabilities.
+/// For each expert, the number of its tokens and the sum of its probabilities.
 pub(super) fn load(routing: &Routing) -> Vec<(f64, f64)> {
     let count = routing.experts.len();
     if routing.router.scores == Scores::Softmax {
@@ -119,7 +119,7 @@ pub(super) fn load(routing: &Routing) -> Vec<(f64, f64)> {
     load
 }
 
-/// `gradient` is `[tokens, experts]`.
+/// Sets the gradient of an expert's weights; `gradient` is `[tokens, experts]`.
 pub(super) fn set_weight_gradient(
     routing: &Routing,
     expert: usize,
@@ -133,7 +133,7 @@ pub(super) fn set_weight_gradient(
     }
 }
 
-/// As [`set_weight_gradient`], added to what is there.
+/// Adds the bias's part to the gradient of an expert's weights: `d_out · b`, where `dy` is `w d_out`.
 pub(super) fn add_weight_gradient(
     routing: &Routing,
     expert: usize,
@@ -144,7 +144,8 @@ pub(super) fn add_weight_gradient(
     add_products(routing, expert, dy.dot(biases), gradient);
 }
 
-/// Adds products of an expert's tokens, each over its weight, to the gradient of the weights `[tokens, experts]`.
+/// Adds one product for each token of an expert, divided by the token's weight, to the gradient of the weights
+/// `[tokens, experts]`.
 pub(super) fn add_products(
     routing: &Routing,
     expert: usize,
@@ -157,8 +158,8 @@ pub(super) fn add_products(
     }
 }
 
-/// `gradient [tokens, experts]` is that of weights times factors, and becomes that of the weights; `of_factors` becomes each token's
-/// part of that of the factors.
+/// Turns `gradient [tokens, experts]`, that of the weights times factors, into that of the weights. `of_factors`
+/// becomes each token's part of the gradient of the factors.
 pub(super) fn scale_backward(routing: &Routing, gradient: &mut [f32], of_factors: &mut [f32]) {
     let count = routing.experts.len();
     for (expert, (Expert { tokens, weights }, factor)) in routing.experts.iter().zip(&routing.factors).enumerate() {
@@ -170,7 +171,7 @@ pub(super) fn scale_backward(routing: &Routing, gradient: &mut [f32], of_factors
     }
 }
 
-/// Turns the gradient of the weights `[tokens, experts]` into that of the logits.
+/// Turns the gradient of the weights `[tokens, experts]` into that of the logits, in place.
 pub(super) fn backward(routing: &Routing, gradient: &mut [f32], balance: Option<&[f32]>) {
     let (count, Router { scores, normalised, scale, .. }) = (routing.experts.len(), routing.router);
     let score = |at: usize| match scores {
@@ -219,7 +220,7 @@ pub(super) fn backward(routing: &Routing, gradient: &mut [f32], balance: Option<
     }
 }
 
-/// From the gradient `d` of a row of probabilities `p`, to which `balance` is added, to that of the logits.
+/// Turns the gradient `d` of a row of probabilities `p`, to which `balance` is added first, into that of the logits.
 fn softmax_backward(p: &[f32], balance: Option<&[f32]>, d: &mut [f32]) {
     if let Some(balance) = balance {
         d.iter_mut().zip(balance).for_each(|(d, balance)| *d += balance);
@@ -228,17 +229,17 @@ fn softmax_backward(p: &[f32], balance: Option<&[f32]>, d: &mut [f32]) {
     d.iter_mut().zip(p).for_each(|(d, p)| *d = p * (*d - along));
 }
 
-/// The gradient of each token's factor, given `d_middle`, which carries the factor already.
+/// The gradient of each token's factor. `d_middle` already contains the factor.
 fn factor_gradients(factors: &[f32], d_middle: &Activation, middle: &Activation) -> Vec<f32> {
     over_factors(d_middle.dot(middle), factors).collect()
 }
 
-/// Products that carry a factor each, without it.
+/// Divides each product by the factor that it contains; 0 if the factor is 0.
 fn over_factors(products: impl IntoIterator<Item = f32>, factors: &[f32]) -> impl Iterator<Item = f32> {
     products.into_iter().zip(factors).map(|(sum, &factor)| if factor == 0.0 { 0.0 } else { sum / factor })
 }
 
-/// Of `logits [tokens, 1]`.
+/// The sigmoid of `logits [tokens, 1]`, on the host.
 pub(super) fn sigmoid(logits: &Activation) -> Vec<f32> {
     logits.to_rows().into_iter().map(sigmoid_of).collect()
 }

@@ -1,5 +1,5 @@
-//! What a GPU computes of the gradients of experts' weights: products that stay in its memory until the host reads all of them at once.
-//! And the gate of an expert that every token goes through.
+//! What a GPU computes for routing: products for the gradients of experts' weights, which stay in its memory until the
+//! host reads all of them at once; and the sigmoid gate of a shared expert.
 use super::{Routing, cpu};
 use crate::activation::cuda::{dot_to, times_by};
 use crate::activation::{Activation, Pool};
@@ -9,14 +9,14 @@ use tunesmith_device::Array;
 
 static KERNELS: Typed = Typed::new("route", include_str!("route.cu"));
 
-/// Products of each expert's tokens, of all experts end to end: those with its outputs, then those with its bias.
+/// The products of each expert's tokens, of all experts end to end: those with its outputs, then those with its bias.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// Where each expert's tokens begin, and behind the last their number.
+    /// Where each expert's tokens begin, with their total number at the end.
     firsts: Vec<usize>,
-    /// How many products a token and expert have.
+    /// How many products there are for each token and expert.
     each: usize,
-    /// Made for the first of them.
+    /// The products, allocated when the first of them is computed.
     sums: Option<Array<f32>>,
 }
 
@@ -33,7 +33,7 @@ impl Pending {
         self.firsts[self.firsts.len() - 1]
     }
 
-    /// Computes one of the products of each of an expert's tokens: `sum_j x[t, j] y[t, j]`.
+    /// Computes product number `which` for each token of an expert: `sum_j x[t, j] y[t, j]`.
     pub(super) fn products(&mut self, which: usize, expert: usize, x: &Activation, y: &Activation) {
         assert!(which < self.each, "a product that there is room for");
         let (pairs, first, end) = (self.pairs(), self.firsts[expert], self.firsts[expert + 1]);
@@ -41,7 +41,8 @@ impl Pending {
         dot_to(x, y, sums.slice_mut(which * pairs + first..which * pairs + end));
     }
 
-    /// Adds the products, each over its token's weight, to the gradients `[tokens, experts]` of the weights. The host waits for them.
+    /// Adds the products, each divided by its token's weight, to the gradients `[tokens, experts]` of the weights. The
+    /// host waits for them here.
     pub(super) fn read(&mut self, routing: &Routing, gradients: &mut [f32]) {
         let Some(sums) = self.sums.take() else { return };
         let sums = sums.read();
@@ -54,7 +55,7 @@ impl Pending {
     }
 }
 
-/// The gates `[tokens, 1]`, in float32, of `logits [tokens, 1]`.
+/// The gates, `[tokens, 1]` in float32, of `logits [tokens, 1]`.
 pub(super) fn gates(logits: &Activation) -> Activation {
     let mut gates = logits.pool().act_f32(logits.tokens(), 1);
     let args = [logits.into(), (&mut gates).into(), Arg::count(logits.tokens())];

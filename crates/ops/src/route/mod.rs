@@ -1,17 +1,18 @@
 //! Routing in a mixture of experts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>): each token goes through
-//! the experts with its largest scores `s = softmax(logits)` or `s = sigmoid(logits)`. An expert's output counts with the weight
-//! `w = c s`, or `w = c s / (sum of the chosen s + eps)`; an expert may have a factor by which all of its weights are multiplied
-//! ([`Routing::scale`]).
+//! the experts with the largest scores, `s = softmax(logits)` or `s = sigmoid(logits)`. An expert's output counts with
+//! the weight `w = c s`, or `w = c s / (sum of the chosen s + eps)`. An expert may also have a factor on all of its
+//! weights ([`Routing::scale`]).
 //!
-//! A bias may move the choice, and is no part of the weights (Wang et al., 2024, <https://arxiv.org/abs/2408.15664>). The choice may
-//! be among the experts of the best groups (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>, and DeepSeek-V3,
-//! <https://arxiv.org/abs/2412.19437>).
+//! A bias may affect the choice of experts without being part of the weights (Wang et al., 2024,
+//! <https://arxiv.org/abs/2408.15664>). The choice may be limited to the experts of the best groups (DeepSeek-V2,
+//! <https://arxiv.org/abs/2405.04434>, and DeepSeek-V3, <https://arxiv.org/abs/2412.19437>).
 //!
-//! Of tokens `[tokens, features]` an expert sees its own, which [`Routing::dispatch`] copies; [`Routing::combine`] adds its
-//! outputs to all.
+//! [`Routing::dispatch`] copies an expert's own tokens out of `[tokens, features]`; [`Routing::combine`] adds the
+//! expert's outputs to all tokens.
 //!
-//! The host routes for a GPU too: it has to know the experts' numbers of tokens, and their logits are few. So it waits for a GPU when
-//! it routes, and once more in the backward pass, for what the gradients of all weights are made of.
+//! The host routes for a GPU too, because it has to know how many tokens each expert has, and the logits are few. So it
+//! waits for a GPU when it routes, and once more in the backward pass, for the products from which the gradients of all
+//! weights are computed.
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -25,35 +26,35 @@ use crate::floats::Floats;
 use std::sync::Arc;
 use tunesmith_device::Device;
 
-/// Which tokens go through which experts, and with which weights.
+/// Which tokens go through which experts, and with which weights: the result of [`route`].
 #[derive(Debug)]
 pub struct Routing {
     tokens: usize,
-    /// `[tokens, experts]`, probabilities for a softmax and logits for a sigmoid; none where only counting is done.
+    /// `[tokens, experts]`: probabilities for a softmax, logits for a sigmoid; empty if only memory is counted.
     scores: Vec<f32>,
     experts: Vec<Expert>,
     router: Router,
-    /// What the weights of each expert are multiplied by; empty without that.
+    /// The factor on the weights of each expert; empty without factors.
     factors: Vec<f32>,
-    /// The most experts of a group.
+    /// How many experts [`Routing::groups`] puts in a group at most.
     group: usize,
 }
 
-/// In the place of a factor of 0, whose gradient would be lost.
+/// Used instead of a factor of 0, whose gradient would be lost.
 const SMALLEST_FACTOR: f32 = 1e-20;
 
 /// How a router chooses experts and weighs them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Router {
-    /// Experts that a token goes through.
+    /// How many experts a token goes through.
     pub per_token: usize,
     /// What the logits go through.
     pub scores: Scores,
-    /// Among which experts it chooses; `None`: among all.
+    /// Limits the choice to the best groups of experts; `None` for a choice among all.
     pub groups: Option<Groups>,
-    /// What is added to the sum of a token's chosen scores, which its weights are divided by; `None`: they are not.
+    /// If set, a token's weights are divided by the sum of its chosen scores plus this.
     pub normalised: Option<f32>,
-    /// Factor `c` on all weights.
+    /// The factor `c` on all weights.
     pub scale: f32,
 }
 
@@ -62,32 +63,33 @@ pub struct Router {
 pub enum Scores {
     /// A softmax over all experts.
     Softmax,
-    /// A sigmoid of each expert's logit for itself.
+    /// A separate sigmoid for each expert's logit.
     Sigmoid,
 }
 
-/// Experts in groups of equal size, one after the other. A token's experts are in the groups with the largest scores.
+/// Experts in groups of equal size, in the order of their numbers. A token's experts come from the groups with the
+/// largest scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
-    /// Number of groups.
+    /// The number of groups.
     pub count: usize,
-    /// How many of them a token may go to.
+    /// How many groups a token's experts may come from.
     pub chosen: usize,
-    /// What the score of a group is.
+    /// How the score of a group is computed.
     pub score: GroupScore,
 }
 
-/// The score of a group of experts, from their scores with the bias.
+/// The score of a group of experts, computed from their scores with the bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupScore {
-    /// That of its best expert (DeepSeek-V2, `group_limited_greedy`).
+    /// The score of its best expert (DeepSeek-V2, `group_limited_greedy`).
     Best,
-    /// The sum of its best two, which it must have (DeepSeek-V3).
+    /// The sum of the scores of its best two experts (DeepSeek-V3). A group then needs at least two experts.
     BestTwo,
 }
 
 impl GroupScore {
-    /// The fewest experts of a group.
+    /// How many experts a group needs at least.
     pub const fn experts(self) -> usize {
         match self {
             Self::Best => 1,
@@ -97,36 +99,36 @@ impl GroupScore {
 }
 
 impl Router {
-    /// A softmax over all experts, and weights that sum to 1 if `normalised`.
+    /// A router with a softmax over all experts; if `normalised`, a token's weights sum to 1.
     pub const fn softmax(per_token: usize, normalised: bool) -> Self {
         let normalised = if normalised { Some(0.0) } else { None };
         Self { per_token, scores: Scores::Softmax, groups: None, normalised, scale: 1.0 }
     }
 }
 
-/// The most experts of a group in a pass of at most [`LANES`] tokens. Each takes a panel.
+/// The most experts of a group in a pass of at most [`LANES`] tokens. Each of them takes one panel.
 const GROUP: usize = 16;
 
-/// One expert's tokens, rising, and its weight for each.
+/// The tokens of one expert, rising, and its weight for each.
 #[derive(Debug, Clone, Default)]
 struct Expert {
     tokens: Arc<[usize]>,
     weights: Arc<[f32]>,
 }
 
-/// The gradient of the experts' weights, `[tokens, experts]`; zero where an expert was not chosen.
+/// The gradients of the experts' weights, `[tokens, experts]`; zero where an expert was not chosen.
 #[derive(Debug)]
 pub struct WeightGradients {
     values: Vec<f32>,
-    /// What a GPU adds to them, until the host reads it.
+    /// What a GPU will add to them, until the host reads it.
     pending: cuda::Pending,
 }
 
-/// Sends each token of `logits [tokens, experts]` to the experts with the largest scores, the first of equal ones. `bias
-/// [experts]` is added to the scores for the choice.
+/// Sends each token of `logits [tokens, experts]` to the experts with the largest scores; of equal ones, the first in
+/// number. `bias [experts]` is added to the scores for this choice only.
 ///
 /// # Panics
-/// If the bias is not one for each expert, or the groups are not of one size or hold too few experts.
+/// If there is not one bias for each expert, or the groups differ in size or have too few experts.
 pub fn route(logits: &Activation, bias: Option<&[f32]>, router: Router) -> Routing {
     let count = logits.features();
     assert!(bias.is_none_or(|bias| bias.len() == count), "a bias for each expert");
@@ -137,7 +139,8 @@ pub fn route(logits: &Activation, bias: Option<&[f32]>, router: Router) -> Routi
     match logits.device() {
         device if device.only_counts() => balanced(logits.tokens(), count, router),
         Device::Cpu | Device::Cuda(_) => {
-            // An expert of a larger pass has work for all threads, and activations that are not held beside others'.
+            // In a larger pass, a single expert has work for all threads, and its activations are not held beside those
+            // of others.
             let group = if logits.tokens() <= LANES { GROUP } else { 1 };
             Routing { group, ..cpu::route(logits, bias, router) }
         }
@@ -145,8 +148,8 @@ pub fn route(logits: &Activation, bias: Option<&[f32]>, router: Router) -> Routi
     }
 }
 
-/// Where only counting is done no token has a favourite: they spread evenly. Experts are counted one by one: passes that are so small
-/// that the CPU takes several at once need no prediction.
+/// A routing for counting memory: tokens are spread evenly over experts. Experts are counted one at a time, because
+/// passes so small that the CPU takes several experts at once need no prediction.
 fn balanced(tokens: usize, count: usize, router: Router) -> Routing {
     let pairs = tokens * router.per_token;
     let (each, used) = (pairs.div_ceil(count).max(1), count.min(pairs));
@@ -156,8 +159,8 @@ fn balanced(tokens: usize, count: usize, router: Router) -> Routing {
 }
 
 impl Routing {
-    /// From here on the weights of each expert are multiplied by its one of `factors [experts]`. Where only counting is done they
-    /// have no values.
+    /// Multiplies the weights of each expert by its factor, one of `factors [experts]`, from here on. Where only memory
+    /// is counted, factors have no values.
     pub fn scale(&mut self, factors: Floats<'_>) {
         if factors.device().only_counts() {
             return;
@@ -166,7 +169,7 @@ impl Routing {
         self.factors.iter_mut().filter(|factor| **factor == 0.0).for_each(|factor| *factor = SMALLEST_FACTOR);
     }
 
-    /// An expert's weights times its factor.
+    /// An expert's weights, times its factor if there is one.
     fn weights(&self, expert: usize) -> Arc<[f32]> {
         let weights = &self.experts[expert].weights;
         match self.factors.get(expert) {
@@ -175,8 +178,8 @@ impl Routing {
         }
     }
 
-    /// The gradient of [`Routing::scale`]: turns that of the weights times factors into that of the weights, and gives what each
-    /// token adds to that of the factors, `[tokens, experts]` in memory of `pool`.
+    /// The gradient of [`Routing::scale`]: turns the gradient of the weights times factors into that of the weights.
+    /// Returns what each token adds to the gradient of the factors, `[tokens, experts]` in memory of `pool`.
     pub fn scale_backward(&self, gradients: &mut WeightGradients, pool: &Arc<Pool>) -> Activation {
         let count = self.experts.len();
         let mut of_factors = vec![0.0; self.tokens * count];
@@ -187,51 +190,53 @@ impl Routing {
         Activation::from_rows(pool, &of_factors, count)
     }
 
-    /// The experts that have tokens, rising, in groups whose activations may be held at once: their products are computed
-    /// together.
+    /// The experts that have tokens, rising, in groups. The experts of a group are computed together, so their
+    /// activations are held at the same time.
     pub fn groups(&self) -> Vec<Vec<usize>> {
         let used = |expert: &usize| !self.experts[*expert].tokens.is_empty();
         let used: Vec<usize> = (0..self.experts.len()).filter(used).collect();
         used.chunks(self.group).map(<[_]>::to_vec).collect()
     }
 
-    /// How many tokens each expert has, and the sum of its probabilities over all tokens: what the load-balancing loss is
-    /// made of. The probabilities are those of a softmax. Where the router's scores are sigmoids, the tokens are those that would
-    /// choose the expert by these probabilities, as in Transformers' `load_balancing_loss_func`.
+    /// How many tokens each expert has, and the sum of its probabilities over all tokens: the load-balancing loss is
+    /// made of these. The probabilities are those of a softmax. If the router's scores are sigmoids, the tokens are
+    /// those that would choose the expert by these probabilities, as in Transformers' `load_balancing_loss_func`.
     pub fn load(&self) -> Vec<(f64, f64)> {
         cpu::load(self)
     }
 
-    /// An expert's tokens of `x [tokens, features]`, in memory of `pool`.
+    /// Copies an expert's tokens of `x [tokens, features]`, in memory of `pool`.
     pub fn dispatch(&self, expert: usize, x: &Activation, pool: &Arc<Pool>) -> Activation {
         x.gather_to(pool, &self.experts[expert].tokens)
     }
 
-    /// Adds an expert's outputs `y`, times its weights, to its tokens in `out [tokens, features]`.
+    /// Adds an expert's outputs `y`, times its weights, to the expert's tokens in `out [tokens, features]`.
     pub fn combine(&self, expert: usize, y: &Activation, out: &mut Activation) {
         out.scatter_add(&self.experts[expert].tokens, Some(&self.weights(expert)), y);
     }
 
-    /// The gradient of [`Routing::dispatch`]: adds that of an expert's tokens, `dx`, to `dh [tokens, features]`.
+    /// The gradient of [`Routing::dispatch`]: adds `dx`, the gradient of an expert's tokens, to
+    /// `dh [tokens, features]`.
     pub fn dispatch_backward(&self, expert: usize, dx: &Activation, dh: &mut Activation) {
         dh.scatter_add(&self.experts[expert].tokens, None, dx);
     }
 
-    /// The gradient of [`Routing::combine`] with respect to an expert's outputs, given that of `out`.
+    /// The gradient of [`Routing::combine`] with respect to an expert's outputs, from `d_out`, that of `out`.
     pub fn combine_backward(&self, expert: usize, d_out: &Activation, pool: &Arc<Pool>) -> Activation {
         let mut dy = d_out.gather_to(pool, &self.experts[expert].tokens);
         dy.times(&self.weights(expert));
         dy
     }
 
-    /// The gradients of all experts' weights, zero until [`Routing::set_weight_gradient`] sets them. `biased`: experts' outputs have
-    /// biases, for [`Routing::add_bias_gradient`].
+    /// The gradients of all experts' weights: zero until [`Routing::set_weight_gradient`] sets them. `biased` says that
+    /// experts' outputs have biases, for [`Routing::add_bias_gradient`].
     pub fn weight_gradients(&self, biased: bool) -> WeightGradients {
         WeightGradients { values: vec![0.0; self.scores.len()], pending: cuda::Pending::new(self, biased) }
     }
 
-    /// Sets the gradient of an expert's weights. Let its output be `D m`: `dL/dw = d_out · D m = (D^T d_out) · m`. `d_middle`
-    /// is `w D^T d_out` and `middle` is `m`, both of the expert's tokens.
+    /// Sets the gradient of an expert's weights. With `D m` as the expert's output,
+    /// `dL/dw = d_out · D m = (D^T d_out) · m`. `d_middle` is `w D^T d_out` and `middle` is `m`, both for the expert's
+    /// tokens.
     pub fn set_weight_gradient(
         &self,
         expert: usize,
@@ -242,13 +247,13 @@ impl Routing {
         match middle.device() {
             Device::Cpu => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.values),
             Device::Cuda(_) => to.pending.products(0, expert, d_middle, middle),
-            // The memory of a product that nobody reads.
+            // Counts the memory of a product that nobody reads.
             Device::Meta => drop(d_middle.dot(middle)),
         }
     }
 
-    /// Adds what a bias `b [features]` of an expert's output adds to the gradient of its weights: `d_out · b`. `dy [its tokens,
-    /// features]` is `w d_out`.
+    /// Adds what a bias `b [features]` of an expert's output contributes to the gradient of its weights: `d_out · b`.
+    /// `dy [its tokens, features]` is `w d_out`.
     pub fn add_bias_gradient(&self, expert: usize, dy: &Activation, bias: Floats<'_>, to: &mut WeightGradients) {
         let mut biases = dy.like();
         biases.zero();
@@ -260,8 +265,8 @@ impl Routing {
         }
     }
 
-    /// From the gradient of the weights to that of the logits, `[tokens, experts]` in memory of `pool`. `balance`: what the
-    /// load-balancing loss adds to the gradient of each token's probability of each expert.
+    /// The gradient of the logits, `[tokens, experts]` in memory of `pool`, from that of the weights. `balance` is what
+    /// the load-balancing loss adds to the gradient of each token's probability of each expert.
     pub fn backward(&self, d_weights: WeightGradients, balance: Option<&[f32]>, pool: &Arc<Pool>) -> Activation {
         if pool.device().only_counts() {
             return Activation::from_rows(pool, &vec![0.0; self.tokens * self.experts.len()], self.experts.len());
@@ -273,11 +278,11 @@ impl Routing {
     }
 }
 
-/// A factor for each token, `sigmoid(logit)`: the gate of an expert that every token goes through.
+/// The gate of a shared expert, which every token goes through: a factor `sigmoid(logit)` for each token.
 #[derive(Debug)]
 pub struct SigmoidGate(Gates);
 
-/// `[tokens]`, where they are used: for a GPU's tokens nothing waits.
+/// The factors `[tokens]`, on the device that uses them, so that nothing waits for a GPU.
 #[derive(Debug)]
 enum Gates {
     Host(Vec<f32>),
@@ -294,7 +299,8 @@ impl SigmoidGate {
         })
     }
 
-    /// Multiplies each token of `y [tokens, features]` by its factor. It is its own gradient with respect to `y`.
+    /// Multiplies each token of `y [tokens, features]` by its factor. The same call on a gradient is the backward pass
+    /// with respect to `y`.
     pub fn apply(&self, y: &mut Activation) {
         match &self.0 {
             Gates::Host(factors) => y.times(factors),
@@ -302,7 +308,7 @@ impl SigmoidGate {
         }
     }
 
-    /// The gradient of the logits, `[tokens, 1]`; the arguments are those of [`Routing::set_weight_gradient`].
+    /// The gradient of the logits, `[tokens, 1]`. The arguments are those of [`Routing::set_weight_gradient`].
     pub fn backward(&self, d_middle: &Activation, middle: &Activation, pool: &Arc<Pool>) -> Activation {
         match &self.0 {
             Gates::Gpu(factors) => cuda::gates_backward(factors, d_middle, middle, pool),

@@ -1,4 +1,4 @@
-//! A task for each [`TASK`] values.
+//! Stochastic gradient descent on the CPU: one task updates [`TASK`] values.
 use super::Step;
 use crate::denormal::flush_denormal;
 use crate::par::TASK;

@@ -1,4 +1,4 @@
-//! Stochastic gradient descent in a GPU's memory.
+//! Stochastic gradient descent on a GPU.
 use super::Step;
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};

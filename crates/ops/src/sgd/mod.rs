@@ -1,4 +1,5 @@
-//! The update of stochastic gradient descent with momentum, `g = factor grad`. Weight decay is part of the gradient.
+//! The update of stochastic gradient descent with momentum, where `g = factor * grad`. Weight decay is added to the
+//! gradient, as in `torch.optim.SGD`.
 //!
 //! ```text
 //! d = g + decay w
@@ -17,20 +18,20 @@ use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// The constants of one step.
+/// The hyperparameters of one update.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
-    /// What gradients are multiplied by.
+    /// What gradients are multiplied by first: clipping and the inverse loss scale in one.
     pub factor: Factor<'a>,
     /// The learning rate.
     pub rate: f64,
-    /// Share of the last step's direction that is kept, in 0..1.
+    /// The share of the momentum that is kept from step to step, in 0..1.
     pub momentum: f64,
-    /// Share of the gradient that does not enter the momentum: 0 in the first step.
+    /// The share of the gradient that does not enter the momentum; the caller passes 0 in the first step.
     pub dampening: f64,
-    /// Take the direction that the momentum has after the next equal gradient.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// What weights are multiplied by before they are added to the gradient.
+    /// Weight decay: this share of a weight is added to its gradient.
     pub weight_decay: f64,
 }
 

@@ -1,4 +1,4 @@
-//! A task a panel, all of its values in vectors.
+//! Soft capping on the CPU: one task takes one panel.
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};

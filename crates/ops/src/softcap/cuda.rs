@@ -1,4 +1,4 @@
-//! Soft caps in a GPU's memory.
+//! Soft capping on a GPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Source};
 

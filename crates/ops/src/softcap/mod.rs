@@ -10,7 +10,7 @@ mod tests;
 use crate::activation::Activation;
 use tunesmith_device::Device;
 
-/// `x = cap * tanh(x / cap)`, `x [tokens, features]`.
+/// `x = cap * tanh(x / cap)` in place, for `x [tokens, features]`.
 pub fn forward(x: &mut Activation, cap: f32) {
     match x.device() {
         Device::Cpu => cpu::forward(x, cap),
@@ -19,8 +19,8 @@ pub fn forward(x: &mut Activation, cap: f32) {
     }
 }
 
-/// Multiplies the gradient of [`forward`]'s result, which is `capped`, by the slope `1 - (capped / cap)^2`: it becomes
-/// the gradient of the input. Both are `[tokens, features]`.
+/// Turns the gradient of [`forward`]'s result into that of its input, in place: multiplies it by the slope
+/// `1 - (capped / cap)^2`, where `capped` is the result. Both are `[tokens, features]`.
 ///
 /// # Panics
 /// If the shapes differ.

@@ -1,20 +1,20 @@
-//! Attention masks, as the range of keys that each query sees: `first <= j < end`.
+//! Attention masks, stored as the range of keys that each query sees: `first <= j < end`.
 //!
-//! Every mask here gives a query one contiguous range of keys with at least one key, because each query sees itself. A
-//! kernel then needs two numbers a query, and skips the blocks of keys outside of them.
+//! Every mask here gives a query one contiguous range with at least one key, because each query sees itself. So a
+//! kernel needs only two numbers for each query, and skips blocks of keys outside of them.
 use std::ops::Range;
 
-/// Which keys a query sees of those up to its own. A layer without a window lets it see them all.
+/// A layer's attention window: which keys a query sees of those up to its own. A layer without a window shows them all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Window {
-    /// The last n keys: `i - n < j <= i`. Mistral, Gemma 2.
+    /// Sliding window, the last n keys: `i - n < j <= i`. Mistral, Gemma 2.
     Sliding(usize),
-    /// The keys in the query's chunk of n positions: `j <= i` and `j / n == i / n`. Llama 4.
+    /// Chunked attention, the keys in the query's chunk of n positions: `j <= i` and `j / n == i / n`. Llama 4.
     Chunked(usize),
 }
 
 impl Window {
-    /// The first key that the query at `position` sees. It never falls as the position rises.
+    /// The first key that the query at `position` sees. It never decreases as the position rises.
     #[inline(always)]
     pub const fn first(self, position: usize) -> usize {
         match self {
@@ -30,34 +30,34 @@ impl Window {
     }
 }
 
-/// Which keys j the query at position i of a sequence sees.
+/// An attention mask: which keys j the query at position i of a sequence sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mask<'a> {
     /// `j <= i`, within the window.
     Causal(Option<Window>),
-    /// All keys. Encoders.
+    /// Every query sees all keys: encoders.
     Full,
-    /// `i - before <= j <= i + after`. Local layers of encoders, such as `ModernBERT`.
+    /// `i - before <= j <= i + after`: local layers of encoders, such as `ModernBERT`.
     Local {
-        /// How many keys before its own a query sees.
+        /// How many keys before its own position a query sees.
         before: usize,
-        /// How many keys after its own a query sees.
+        /// How many keys after its own position a query sees.
         after: usize,
     },
-    /// `j <= i`, or `j` is among the first n keys. Prefix language models, such as `PaliGemma`.
+    /// `j <= i`, or `j` is among the first n keys: prefix language models, such as `PaliGemma`.
     Prefix(usize),
-    /// As [`Mask::Causal`]; a query in a block also sees all keys of its block. Images of Gemma 3.
+    /// As [`Mask::Causal`], and a query in a block also sees all keys of its block: images in Gemma 3.
     Blocks {
-        /// Positions of each block's tokens: rising, none in two blocks.
+        /// The positions of each block, in rising order; blocks do not overlap.
         blocks: &'a [Range<usize>],
         /// The window of the causal part.
         window: Option<Window>,
     },
-    /// As [`Mask::Blocks`], but that no query sees a key before its window. Images of Gemma 4.
+    /// As [`Mask::Blocks`], but no query sees a key before its window: images in Gemma 4.
     BlocksWithin {
-        /// Positions of each block's tokens: rising, none in two blocks.
+        /// The positions of each block, in rising order; blocks do not overlap.
         blocks: &'a [Range<usize>],
-        /// What bounds all that a query sees before it.
+        /// The window, which limits everything that a query sees before itself.
         window: Window,
     },
 }
@@ -72,7 +72,7 @@ impl Mask<'_> {
             Self::Prefix(prefix) => 0..prefix.max(position + 1),
             Self::Blocks { blocks, window } => {
                 let causal = Window::causal(window, position);
-                // Both ranges hold the query's own key, so that no gap lies between them.
+                // Both ranges contain the query's own key, so there is no gap between them.
                 match blocks.get(blocks.partition_point(|block| block.end <= position)) {
                     Some(block) if block.contains(&position) => {
                         causal.start.min(block.start)..causal.end.max(block.end)
@@ -92,14 +92,14 @@ impl Mask<'_> {
 /// The keys that each query of a span sees, counted from the span's first key: `first[i] <= j < end[i]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRanges {
-    /// `[queries]`: the first key.
+    /// The first key of each query, `[queries]`.
     pub first: Vec<u32>,
-    /// `[queries]`: one past the last key. Above `first`, at most the span's number of keys.
+    /// One past the last key of each query, `[queries]`: above `first`, and at most the span's number of keys.
     pub end: Vec<u32>,
 }
 
 impl KeyRanges {
-    /// The ranges of `mask` for queries at `positions` of a sequence of `keys` keys.
+    /// The ranges that `mask` gives queries at `positions` of a sequence of `keys` keys.
     pub fn new(mask: &Mask<'_>, positions: &[usize], keys: usize) -> Self {
         let ranges = positions.iter().map(|&position| mask.keys_of(position, keys));
         let (first, end) = ranges.map(|range| (range.start as u32, range.end as u32)).unzip();

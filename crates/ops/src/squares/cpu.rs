@@ -1,9 +1,9 @@
-//! Blocks of [`TASK`] numbers, whose sums are added in their order.
+//! The sum on the CPU: sums of blocks of [`TASK`] numbers, added in the order of the blocks.
 use crate::par::TASK;
 use rayon::prelude::*;
 
 pub(super) fn sum(x: &[f32]) -> f64 {
-    // Eight sums in turn, so that the processor need not wait for one.
+    // Eight separate sums, so that the processor need not wait for one of them.
     let block = |block: &[f32]| {
         let mut sums = [0.0f64; 8];
         for (index, &x) in block.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Sums of squares in a GPU's memory.
+//! The sum on a GPU, and the verdict on a step's gradients.
 use super::Limits;
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::Floats;
@@ -7,24 +7,24 @@ use tunesmith_device::{Array, Element, Slice};
 
 static KERNELS: Source = Source::new("squares", include_str!("squares.cu"));
 
-/// Numbers that one block sums.
+/// How many numbers one block sums.
 const SPAN: usize = 16_384;
 
 pub(super) fn sum(x: Floats<'_>) -> f64 {
     of(x, "squares_sum")
 }
 
-/// Of numbers in bfloat16, which are widened as they are read: no copy of them is made.
+/// The sum for bfloat16 numbers, which are converted as they are read, without a copy.
 pub(crate) fn sum_bf16(x: Slice<'_, bf16>) -> f64 {
     of(x, "squares_sum_bf16")
 }
 
-/// The sums of the blocks, added in their order.
+/// The sum of all blocks' sums, added in the order of the blocks on the host.
 fn of<T: Element>(x: Slice<'_, T>, kernel: &'static str) -> f64 {
     parts(x, kernel).read().iter().sum()
 }
 
-/// The sums of the blocks.
+/// The sum of each block, on the GPU.
 pub(super) fn parts<T: Element>(x: Slice<'_, T>, kernel: &'static str) -> Array<f64> {
     let blocks = x.len().div_ceil(SPAN);
     let sums = Array::<f64>::zeros(x.device(), blocks);
@@ -33,7 +33,7 @@ pub(super) fn parts<T: Element>(x: Slice<'_, T>, kernel: &'static str) -> Array<
     sums
 }
 
-/// As [`super::verdict`], given the sums of blocks: the factor; norm and totals.
+/// As [`super::verdict`], from the sums of blocks. Returns the factor; and the norm with both totals.
 pub(super) fn verdict(sums: &Array<f64>, limits: Limits<'_>) -> (Array<f32>, Array<f64>) {
     let device = sums.device();
     let (mut factor, mut found) = (Array::<f32>::zeros(device, 1), Array::<f64>::zeros(device, 3));

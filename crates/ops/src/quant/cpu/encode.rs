@@ -1,4 +1,4 @@
-//! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2.
+//! Quantizes a matrix on the CPU. The bytes are those that bitsandbytes makes on a CPU with AVX2.
 use crate::activation::LANES;
 use crate::fp8::{self, LARGEST};
 use crate::par::{self, Shared};
@@ -8,7 +8,7 @@ use crate::simd::{Simd, dispatch};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Codes whole blocks of `block` numbers each; says whether all numbers are finite.
+/// Quantizes whole blocks of `block` numbers each. Returns whether all numbers are finite.
 ///
 /// # Safety
 /// The features of `S`; `from` holds `blocks * block` numbers, `codes` half as many bytes, `scales` one number a block;
@@ -62,8 +62,8 @@ unsafe fn code_blocks<S: Simd>(
 
 dispatch! { fn code_blocks_at = code_blocks(rule: &Rule, from: *const f32, block: usize, blocks: usize, codes: *mut u8, scales: *mut f32) -> bool; }
 
-/// Codes `values` in 4 bits each, in blocks of `block`, a multiple of 16; says whether all of them are finite. There is a
-/// byte for each two, a scale for each block.
+/// Quantizes `values` to 4 bits each, in blocks of `block` numbers, a multiple of 16. `codes` has a byte for each two
+/// values, `scales` a number for each block. Returns whether all values are finite.
 pub(in crate::quant) fn four(rule: &Rule, values: &[f32], block: usize, codes: &mut [u8], scales: &mut [f32]) -> bool {
     let (len, whole, per_task) = (values.len(), values.len() / block, (1 << 16) / block);
     assert_eq!((codes.len(), scales.len()), (len.div_ceil(2), len.div_ceil(block)), "room for codes and scales");
@@ -83,7 +83,8 @@ pub(in crate::quant) fn four(rule: &Rule, values: &[f32], block: usize, codes: &
     });
     let rest = &values[whole * block..];
     if let Some(scale) = scales.get_mut(whole) {
-        // bitsandbytes divides here, and multiplies by the reciprocal in whole blocks.
+        // Like bitsandbytes, this divides by the scale in the last, partial block, and multiplies by its reciprocal in
+        // whole blocks.
         *scale = rest.iter().fold(0.0f32, |most, value| most.max(value.abs())).max(1e-38);
         for (at, value) in rest.iter().enumerate() {
             let (at, code) = (whole * block + at, rule.code(value / *scale));
@@ -96,7 +97,7 @@ pub(in crate::quant) fn four(rule: &Rule, values: &[f32], block: usize, codes: &
     !odd.into_inner() && rest.iter().all(|value| value.is_finite())
 }
 
-/// Codes scales in a byte each, around `offset`.
+/// Double quantization: quantizes the scales to one byte each, after `offset` is subtracted.
 pub(in crate::quant) fn nested(scales: &[f32], offset: f32, codes: &mut [u8], absmax: &mut [f32]) {
     for ((scales, codes), most) in scales.chunks(NESTED_BLOCK).zip(codes.chunks_mut(NESTED_BLOCK)).zip(absmax) {
         *most = scales.iter().fold(0.0f32, |most, scale| most.max((scale - offset).abs()));
@@ -109,8 +110,9 @@ pub(in crate::quant) fn nested(scales: &[f32], offset: f32, codes: &mut [u8], ab
     }
 }
 
-/// The sum as `torch.sum` makes it on a CPU with AVX2 by one thread: pairs of partial sums in four levels, each of four
-/// vectors of eight, then across. Another order gives other last bits, and the offset of the scales is stored.
+/// The sum as `torch.sum` computes it in one thread on a CPU with AVX2: pairs of partial sums in four levels, each of
+/// four vectors of eight, then across the vector. Another order would give other last bits, and the result is stored as
+/// the offset of the scales.
 pub(in crate::quant) fn torch_sum(values: &[f32]) -> f32 {
     const WIDTH: usize = 8;
     if values.len() < WIDTH {
@@ -175,7 +177,7 @@ fn row_sum<const WIDTH: usize>(values: &[f32]) -> [f32; WIDTH] {
     sum
 }
 
-/// Codes rows of `width` numbers in 8 bits each; says whether all numbers are finite.
+/// Quantizes rows of `width` numbers to int8. Returns whether all numbers are finite.
 pub(in crate::quant) fn eight(values: &[f32], width: usize, codes: &mut [u8], scales: &mut [f32]) -> bool {
     if values.par_iter().any(|value| !value.is_finite()) {
         return false;
@@ -185,7 +187,7 @@ pub(in crate::quant) fn eight(values: &[f32], width: usize, codes: &mut [u8], sc
         let most = row.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         let factor = 127.0 / most;
         for (code, value) in codes.iter_mut().zip(row) {
-            // A row of zeros: 0 times infinity is NaN, and that becomes 0.
+            // In a row of zeros, 0 times infinity is NaN, which becomes the code 0.
             *code = ((value * factor).round_ties_even() as i8).cast_unsigned();
         }
         *scale = most;
@@ -193,7 +195,7 @@ pub(in crate::quant) fn eight(values: &[f32], width: usize, codes: &mut [u8], sc
     true
 }
 
-/// Codes rows of `width` numbers in FP8; says whether all numbers are finite.
+/// Quantizes rows of `width` numbers to FP8. Returns whether all numbers are finite.
 pub(in crate::quant) fn fp8(values: &[f32], width: usize, codes: &mut [u8], scales: &mut [f32]) -> bool {
     if values.par_iter().any(|value| !value.is_finite()) {
         return false;

@@ -8,10 +8,10 @@ pub(crate) use run::any_run;
 use super::{Look, Quantized};
 use crate::par::{self, Shared};
 
-/// Writes the numbers from `start` on to `out`.
+/// Dequantizes the numbers from index `start` on to `out`.
 ///
 /// # Panics
-/// If there are not as many.
+/// If the matrix has fewer.
 pub(super) fn widen(matrix: &Quantized, start: usize, out: &mut [f32]) {
     const RUN: usize = 1 << 16;
     let within = start.checked_add(out.len()).is_some_and(|end| end <= matrix.len());
@@ -29,7 +29,7 @@ pub(super) fn widen(matrix: &Quantized, start: usize, out: &mut [f32]) {
     });
 }
 
-/// All scales in single precision.
+/// Writes the scale of every block to `out`, in float32.
 pub(super) fn scales(look: Look<'_>, out: &mut [f32]) {
     for (block, scale) in out.iter_mut().enumerate() {
         *scale = look.at(block);

@@ -1,5 +1,5 @@
-//! A range of numbers of a quantized matrix, dequantized in vectors. Matrix products and all others use this kernel. A
-//! number is the same to the bit at every SIMD level and wherever the range begins.
+//! Dequantizes a range of numbers of a quantized matrix, with vector instructions. Matrix products and everything else
+//! use this kernel. A number has the same bits at every SIMD level, and wherever the range begins.
 use crate::activation::LANES;
 use crate::fp8;
 use crate::quant::tiles::{Tiled, Zeros};
@@ -7,7 +7,7 @@ use crate::quant::{EIGHTH, Eight, Format, Four, Quantized};
 use crate::simd::{Simd, dispatch};
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// Writes `count` numbers from `at` on to `to`.
+/// Dequantizes `count` numbers of a 4-bit matrix, from index `at` on, to `to`.
 ///
 /// # Safety
 /// The features of `S`; `at + count` is at most the matrix's length; `to` has room for `count` floats.
@@ -49,10 +49,10 @@ unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut f32, mut co
     }
 }
 
-/// As [`four_run`], for 8 bits a number.
+/// As [`four_run`], for a matrix in int8 or FP8 with a scale for each row.
 ///
 /// # Safety
-/// As there.
+/// As for [`four_run`].
 #[inline(always)]
 unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *mut f32, mut count: usize) {
     // SAFETY: `Eight::new` has held the parts against each other: a byte for each number. A whole vector is taken where
@@ -94,10 +94,10 @@ unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *mut f32, mut
 /// The integers 0 to 15.
 const CODES: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
 
-/// As [`four_run`], of a matrix with a scale for each tile.
+/// As [`four_run`], for a matrix with a scale for each tile.
 ///
 /// # Safety
-/// As there.
+/// As for [`four_run`].
 #[inline(always)]
 unsafe fn tiled_run<S: Simd>(tiled: &Tiled, mut at: usize, mut to: *mut f32, mut count: usize) {
     let (codes, scales): (*const u8, &[f32]) = (tiled.codes.as_ptr(), &tiled.scales);
@@ -185,10 +185,10 @@ unsafe fn tiled_run<S: Simd>(tiled: &Tiled, mut at: usize, mut to: *mut f32, mut
     }
 }
 
-/// As [`four_run`], for any of them.
+/// As [`four_run`], for a quantized matrix of any format.
 ///
 /// # Safety
-/// As there.
+/// As for [`four_run`].
 #[inline(always)]
 pub(crate) unsafe fn any_run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize) {
     // SAFETY: all kinds ask what this function asks.
@@ -202,6 +202,6 @@ pub(crate) unsafe fn any_run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f3
 }
 
 dispatch! {
-    /// Writes `count` numbers of a matrix from `at` on to `to`.
+    /// Dequantizes `count` numbers of a matrix, from index `at` on, to `to`.
     pub(in crate) fn widen_run = any_run(matrix: &Quantized, at: usize, to: *mut f32, count: usize);
 }

@@ -1,4 +1,5 @@
-//! What backward has of a chunk besides; and what the products of queries and keys give both, and their norms.
+//! The backward pass's own memory of a chunk; and the gradients of queries and keys through their products and their
+//! norms.
 use super::CHUNK;
 use super::chunk::{Chunk, ONE, pair_block};
 use super::kernels::{BLOCK, Mix, add_dot, add_times, times, turn};
@@ -6,7 +7,7 @@ use crate::activation::LANES;
 use crate::recurrence::Shape;
 use crate::scratch::Cutter;
 
-/// What backward has of a chunk besides.
+/// The memory that the backward pass has for a chunk, besides [`Chunk`].
 pub(super) struct Back<'a> {
     /// `[panels][rows][16]`: the gradients of queries and keys.
     pub(super) dq: &'a mut [f32],
@@ -17,12 +18,12 @@ pub(super) struct Back<'a> {
     pub(super) d_out: &'a mut [f32],
     pub(super) du: &'a mut [f32],
     pub(super) z: &'a mut [f32],
-    /// As A, sums over heads of `exp(G_i - G_j) dA[i][j]` and `exp(G_i - G_j) dM[i][j]`.
+    /// Sums over heads of `exp(G_i - G_j) dA[i][j]`, and of `exp(G_i - G_j) dM[i][j]`, in the layout of A.
     pub(super) d_products: [&'a mut [f32]; 2],
-    /// `dA` or `dM` of a head, and what decays give it: `dA A + dM M`.
+    /// For one head `dA` or `dM`; and the gradient of its decays, `dA A + dM M`.
     pub(super) d_pairs: &'a mut [f32],
     pub(super) d_decays: &'a mut [f32],
-    /// Pairs turned: `[panels of j][CHUNK i][16 j]`.
+    /// Transposed pairs, `[panels of j][CHUNK i][16 j]`.
     pub(super) turned: &'a mut [f32],
 }
 
@@ -54,7 +55,7 @@ impl<'a> Back<'a> {
     }
 }
 
-/// Turns pairs `[panels of i][CHUNK j][16 i]` into `[panels of j][CHUNK i][16 j]`, for `j <= i`.
+/// Transposes pairs `[panels of i][CHUNK j][16 i]` to `[panels of j][CHUNK i][16 j]`, for `j <= i`.
 pub(super) fn turn_pairs(from: &[f32], panels: usize, to: &mut [f32]) {
     for of in 0..panels {
         for with in 0..=of {
@@ -63,7 +64,7 @@ pub(super) fn turn_pairs(from: &[f32], panels: usize, to: &mut [f32]) {
     }
 }
 
-/// Adds what products of queries and keys give both, of all heads.
+/// Adds the gradients of queries and keys that come from their products with each other, for all heads at once.
 pub(super) fn finish_keys(chunk: &Chunk<'_>, back: &mut Back<'_>) {
     let (rows, keys, panels) = (chunk.scan.shape.rows, chunk.keys(), chunk.panels);
     let sizes = [keys, rows];
@@ -76,7 +77,7 @@ pub(super) fn finish_keys(chunk: &Chunk<'_>, back: &mut Back<'_>) {
         Mix::one(&chunk.q[at.start..], sizes, x, panels - panel, true).run(&mut back.dk[at]);
     }
     if chunk.scan.corrects {
-        // Both orders of a pair read the same keys: what both are given, added up.
+        // Both orders of a pair of keys have the same product, so their gradients are added up first.
         turn_pairs(back.d_products[1], panels, back.turned);
         for of in 0..panels {
             let diagonal = pair_block(of, of);
@@ -91,7 +92,7 @@ pub(super) fn finish_keys(chunk: &Chunk<'_>, back: &mut Back<'_>) {
     }
 }
 
-/// Turns the gradients of normed queries and keys into those of queries and keys.
+/// Turns the gradients of normalized queries and keys into those of the queries and keys themselves, in place.
 pub(super) fn norm_backward(chunk: &Chunk<'_>, back: &mut Back<'_>) {
     if chunk.scan.norm_eps.is_none() {
         return;

@@ -1,4 +1,4 @@
-//! The backward pass: once forward for the states before chunks and for u, then chunk by chunk back.
+//! The backward pass: first once forward, for the state before each chunk and for u; then chunk by chunk back.
 //!
 //! With the gradients `do` of a chunk's outputs and `dS'` of the state after it:
 //! - `du = exp(G_end - G) k dS' + A^T do`, and under the delta rule `(1 + L)^T z = du`, else `z = du`;
@@ -18,8 +18,9 @@ use crate::scratch::{Cutter, with_scratch};
 use std::mem::take;
 use std::ops::Range;
 
-/// Writes the gradients of queries, keys and values to `d`, which is as the scan's activation, from `dy [tokens, heads * columns]`,
-/// that of the outputs over sequences that began with zeros; and hands those of each head's and token's numbers to `write`.
+/// Writes the gradients of queries, keys and values to `d`, which has the layout of the scan's activation, from
+/// `dy [tokens, heads * columns]`, the gradient of the outputs. Every sequence has to have started with zeros. Hands
+/// the gradients of the gates of each head and token to `write`.
 pub(crate) fn backward(
     scan: &Scan<'_>,
     sequences: &[Range<usize>],
@@ -64,7 +65,7 @@ pub(crate) fn backward(
     });
 }
 
-/// The operands of the pass.
+/// The operands of the backward pass, which all tasks share.
 struct Pass<'a> {
     scan: &'a Scan<'a>,
     dy: &'a Activation,
@@ -77,7 +78,7 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// The state before a chunk that is not the first of its sequence.
+    /// Where the state before a chunk is kept. The first chunk of a sequence has none.
     ///
     /// # Safety
     /// The task has the head of the sequence, and no other borrow of this state.
@@ -149,8 +150,8 @@ impl Pass<'_> {
         }
     }
 
-    /// What a head of a chunk adds. `d_state` is the gradient of the state behind the chunk, undefined where that is the last, and
-    /// becomes that of the state before it.
+    /// What one head of a chunk contributes. `d_state` holds the gradient of the state after the chunk (undefined if
+    /// this is the last chunk), and becomes that of the state before it.
     fn head(
         &self,
         chunk: &mut Chunk<'_>,
@@ -169,7 +170,7 @@ impl Pass<'_> {
         load(self.u_act, features.clone(), &chunk.tokens, chunk.u, width);
         load(self.dy, features.clone(), &chunk.tokens, back.d_out, width);
 
-        // du, z, and the gradients of values and scale.
+        // Here du, z, and the gradients of the values and the scale are computed.
         if !last {
             chunk.read(chunk.k, d_state, back.du);
         }
@@ -235,7 +236,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The gradients of A, and of M under the delta rule, added to those of all heads; and what they give decays.
+    /// Adds the gradients of A, and of M under the delta rule, to those of all heads; and computes the gradients that
+    /// they give the decays.
     fn pairs(&self, chunk: &Chunk<'_>, back: &mut Back<'_>) {
         let (values, panels) = (chunk.values(), chunk.panels);
         let sources: [(&[f32], f32); 2] = [(back.d_out, 1.0), (back.z, -1.0)];
@@ -270,7 +272,8 @@ impl Pass<'_> {
         }
     }
 
-    /// What the state before the chunk, and that behind it, give queries, keys and g; and the gradient of the former.
+    /// Computes the gradients of queries, keys and g that come through the states before and after the chunk, and that
+    /// of the state before it.
     fn states(
         &self,
         chunk: &mut Chunk<'_>,
@@ -323,7 +326,7 @@ impl Pass<'_> {
                 chunk.k = k;
             }
         }
-        // A decay is in what is read of the state at its token and later ones, and in what is kept of tokens before it.
+        // A decay affects what is read of the state at its token and at later ones, and what is kept of earlier tokens.
         let mut later = 0.0;
         for (sums, behind) in sums.iter_mut().zip(behind).rev() {
             later += behind;

@@ -1,4 +1,5 @@
-//! What forward and backward share: a chunk's queries and keys, its decays, u and A.
+//! A chunk of tokens as both passes need it: its queries and keys, its decays, u and A. The formulas are in the
+//! documentation of `recurrence::cpu`.
 use super::kernels::{
     Across, BLOCK, LEAST_LOG_DECAY, Lanes, Mix, add_dot, add_times, decay, inverse, miss, set_product, set_times,
     times, turn,
@@ -10,25 +11,25 @@ use crate::scratch::Cutter;
 use std::array::from_fn;
 use std::ops::Range;
 
-/// Panels of a chunk.
+/// How many panels a chunk has.
 pub(super) const PANELS: usize = CHUNK / LANES;
 
-/// A number for each token of a chunk.
+/// One number for each token of a chunk.
 pub(super) type Tokens = [Lanes; PANELS];
 
-/// No factor.
+/// Factors of 1.
 pub(super) const ONE: Lanes = [1.0; LANES];
 
-/// The gates of a chunk's tokens for one head. Tokens behind the last have a scale of 0 and the last one's decay.
+/// The gates of a chunk's tokens for one head. Lanes after the last token have a scale of 0 and the last token's decay.
 pub(super) struct Gates {
     pub(super) scale: Tokens,
-    /// What is left at a token of the state before the chunk, `exp(G)`.
+    /// The share of the state before the chunk that is left at each token, `exp(G)`.
     pub(super) behind: Tokens,
-    /// What is left of a token behind the chunk.
+    /// The share of each token's contribution that is left after the chunk.
     pub(super) ahead: Tokens,
-    /// What is left behind the chunk of the state before it.
+    /// The share of the state before the chunk that is left after it.
     pub(super) whole: f32,
-    /// `G`.
+    /// `G`: the sum of g from the chunk's first token on.
     sums: [[f64; LANES]; PANELS],
 }
 
@@ -58,7 +59,7 @@ impl Gates {
     }
 }
 
-/// The decay of a logarithm, 0 below [`LEAST_LOG_DECAY`].
+/// The decay `exp(logarithm)`; 0 below [`LEAST_LOG_DECAY`].
 pub(super) fn decay_of(logarithm: f64) -> f32 {
     let logarithm = logarithm as f32;
     if logarithm < LEAST_LOG_DECAY { 0.0 } else { logarithm.exp() }
@@ -69,22 +70,23 @@ pub(super) fn negated(x: &Tokens) -> Tokens {
     x.map(|lanes| lanes.map(|x| -x))
 }
 
-/// A chunk of a task, and its memory.
+/// The chunk that a task works on, and its memory, which one chunk after the other uses.
 pub(super) struct Chunk<'a> {
     pub(super) scan: &'a Scan<'a>,
     pub(super) tokens: Range<usize>,
-    /// Those that have a token.
+    /// How many panels have a token.
     pub(super) panels: usize,
-    /// The width of values, filled up to whole panels.
+    /// The features of values, rounded up to whole panels of 16.
     pub(super) width: usize,
-    /// `[panels][rows][16]`, normed where the scan says so.
+    /// Queries and keys, `[panels][rows][16]`, normalized if the scan says so.
     pub(super) q: &'a mut [f32],
     pub(super) k: &'a mut [f32],
-    /// What q and k were multiplied by.
+    /// What normalization multiplied q and k by.
     pub(super) roots: [Tokens; 2],
-    /// `q_i k_j` and `k_i k_j`, `[panels of i][CHUNK j][16 i]`, as all pairs of tokens. Blocks with `j` behind `i` are left out.
+    /// The products `q_i k_j` and `k_i k_j`, in the layout of all pairs of tokens here: `[panels of i][CHUNK j][16 i]`.
+    /// Blocks in which every `j` comes after every `i` are not computed.
     pub(super) products: [&'a mut [f32]; 2],
-    /// `exp(G_i - G_j)`, 0 for `j > i`.
+    /// The decays `exp(G_i - G_j)`; 0 for `j > i`.
     pub(super) decays: &'a mut [f32],
     /// `-L`.
     pub(super) lower: &'a mut [f32],
@@ -96,29 +98,29 @@ pub(super) struct Chunk<'a> {
     pub(super) v: &'a mut [f32],
     pub(super) u: &'a mut [f32],
     pub(super) out: &'a mut [f32],
-    /// Rows of values, `[panels][width / 16][16 tokens][16]`.
+    /// Transposed values, `[panels][width / 16][16 tokens][16]`.
     turned: &'a mut [f32],
 }
 
-/// The tokens `0..=i` of pairs, as a range of the floats of a panel of `i`.
+/// The range of a panel of `i` in memory of pairs that holds the tokens `j` up to the panel's last.
 pub(super) const fn pairs(panel: usize) -> Range<usize> {
     let first = panel * CHUNK * LANES;
     first..first + (panel + 1) * BLOCK
 }
 
-/// The block of a panel of `i` and one of `j`.
+/// The range of the block for the panel `of` of `i` and the panel `with` of `j` in memory of pairs.
 pub(super) const fn pair_block(of: usize, with: usize) -> Range<usize> {
     let first = of * CHUNK * LANES + with * BLOCK;
     first..first + BLOCK
 }
 
-/// Sets what a block has for `j == i` to zero.
+/// Sets the diagonal of a block (`j == i`) to zero.
 pub(super) fn clear_diagonal(block: &mut [f32]) {
     block.iter_mut().step_by(LANES + 1).for_each(|value| *value = 0.0);
 }
 
 impl<'a> Chunk<'a> {
-    /// Floats that [`Chunk::new`] cuts.
+    /// How many floats of scratch memory [`Chunk::new`] takes.
     pub(super) const fn floats(shape: Shape) -> usize {
         CHUNK * (2 * shape.rows + 5 * CHUNK + LANES + 4 * shape.panels() * LANES)
     }
@@ -150,17 +152,17 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// The floats of a panel of queries or keys.
+    /// How many floats a panel of queries (or keys) has.
     pub(super) const fn keys(&self) -> usize {
         self.scan.shape.rows * LANES
     }
 
-    /// The floats of a panel of values.
+    /// How many floats a panel of values has.
     pub(super) const fn values(&self) -> usize {
         self.width * LANES
     }
 
-    /// Keys of a group, and their products with each other where the scan corrects.
+    /// Loads the keys of a group, and their products with each other if the scan corrects.
     pub(super) fn load_keys(&mut self, tokens: Range<usize>, group: usize) {
         (self.panels, self.tokens) = (tokens.len().div_ceil(LANES), tokens);
         self.load_rows(1, group);
@@ -169,14 +171,14 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// Queries and keys of a group, and their products.
+    /// Loads the queries and keys of a group, and computes their products.
     pub(super) fn load(&mut self, tokens: Range<usize>, group: usize) {
         self.load_keys(tokens, group);
         self.load_rows(0, group);
         self.multiply(0);
     }
 
-    /// Queries of a group, or its keys.
+    /// Loads the queries (0) or the keys (1) of a group.
     fn load_rows(&mut self, which: usize, group: usize) {
         let (scan, rows, keys) = (self.scan, self.scan.shape.rows, self.keys());
         let (x, first) = if which == 0 { (&mut *self.q, scan.queries) } else { (&mut *self.k, scan.keys) };
@@ -191,7 +193,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// Products of queries, or of keys, with keys.
+    /// Multiplies the queries (0) or the keys (1) with the keys.
     fn multiply(&mut self, which: usize) {
         let (rows, keys, x) = (self.scan.shape.rows, self.keys(), if which == 0 { &*self.q } else { &*self.k });
         for with in 0..self.panels {
@@ -207,13 +209,13 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// The values of a head.
+    /// Loads the values of a head.
     pub(super) fn load_values(&mut self, head: usize) {
         let first = self.scan.values + head * self.scan.shape.columns;
         load(self.scan.act, first..first + self.scan.shape.columns, &self.tokens, self.v, self.width);
     }
 
-    /// Decays between tokens, and where the scan corrects `-L` and its inverses.
+    /// Computes the decays between tokens and, if the scan corrects, `-L` and the inverses.
     pub(super) fn decay(&mut self, gates: &Gates) {
         for of in 0..self.panels {
             for with in 0..=of {
@@ -233,7 +235,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// `A`.
+    /// Computes `A`.
     pub(super) fn attend(&mut self) {
         for of in 0..self.panels {
             let pairs = pairs(of);
@@ -246,14 +248,14 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// What queries, or keys, read of a state: `to[panel][column][16] = sum_row S[row][column] x[panel][row][16]`.
+    /// What queries or keys `x` read from a state: `to[panel][column][16] = sum_row S[row][column] x[panel][row][16]`.
     pub(super) fn read(&self, x: &[f32], state: &[f32], to: &mut [f32]) {
         let (rows, steps) = (self.scan.shape.rows, [self.keys(), self.values()]);
         let read = Across { matrix: state, blocks: self.width / LANES, depth: rows, x, steps, panels: self.panels };
         read.run(to);
     }
 
-    /// u of a head whose values have been loaded, from the state before the chunk; none is one of zeros.
+    /// Computes u of a head whose values have been loaded. `state` is that before the chunk; `None` stands for zeros.
     pub(super) fn find_u(&mut self, gates: &Gates, state: Option<&[f32]>) {
         let (values, sizes) = (self.values(), [self.values(), self.width]);
         let found = state.filter(|_| self.scan.corrects);
@@ -284,7 +286,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// A head's outputs, from its u and the state before the chunk, into `out`.
+    /// Writes a head's outputs to `out`, from its u and the state before the chunk.
     pub(super) fn read_out(&mut self, head: usize, gates: &Gates, state: Option<&[f32]>) {
         let (width, values) = (self.width, self.values());
         if let Some(state) = state {
@@ -327,7 +329,8 @@ impl<'a> Chunk<'a> {
         mix.run(state);
     }
 
-    /// Replaces the state before the chunk, or one of zeros where `fresh`, by that behind it.
+    /// Turns the state before the chunk into that after it. If `fresh`, the state before counts as zeros, whatever
+    /// `state` holds.
     pub(super) fn advance(&mut self, gates: &Gates, state: &mut [f32], fresh: bool) {
         if !fresh {
             times(state, &from_fn(|_| gates.whole));

@@ -1,4 +1,4 @@
-//! The forward pass.
+//! The forward pass: short sequences token by token, longer ones chunk by chunk.
 use super::chunk::{Chunk, Gates};
 use super::{Place, Scan, chunks, step};
 use crate::activation::{Activation, LANES};
@@ -8,7 +8,7 @@ use crate::scratch::{Cutter, with_scratch};
 use std::ops::Range;
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// The outputs `[tokens, heads * columns]`, as `gated_delta_rule::forward` and `mamba2::forward` say.
+/// Writes the outputs `[tokens, heads * columns]` to `out`, as `gated_delta_rule::forward` and `mamba2::forward` say.
 pub(crate) fn forward(
     scan: &Scan<'_>,
     sequences: &[Range<usize>],

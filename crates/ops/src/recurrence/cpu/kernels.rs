@@ -1,30 +1,31 @@
-//! The loops of a chunk. Arrays lie in panels of sixteen lanes, `[panels][rows][16]`; a block is sixteen rows of one.
+//! The inner loops of a chunk, for each SIMD level. Arrays lie in panels of sixteen lanes, `[panels][rows][16]`; a
+//! block is sixteen rows of one panel.
 use super::CHUNK;
 use crate::activation::LANES;
 use crate::gemm::cpu::{score_tile, sum_tile, tile_rows, with_tile};
 use crate::simd::{Simd, dispatch};
 
-/// Numbers of a block.
+/// How many numbers a block has.
 pub(super) const BLOCK: usize = LANES * LANES;
 
-/// The logarithm of a decay below which nothing counts as left, about 1e-20. Products with smaller decays would be subnormal numbers,
-/// which some processors multiply many times slower.
+/// Decays whose logarithm is below this count as 0; the decay here is about 1e-20. Products with smaller decays would
+/// be subnormal numbers, which some processors multiply many times more slowly.
 pub(super) const LEAST_LOG_DECAY: f32 = -46.0;
 
 /// `exp(LEAST_LOG_DECAY)`, about.
 const LEAST_DECAY: f32 = 1e-20;
 
-/// A number of each token of a panel.
+/// One number for each token of a panel.
 pub(super) type Lanes = [f32; LANES];
 
-/// `to[panel][16 block + row][lane] = sum_k matrix[block][k][row] x[panel][k][lane]`.
+/// The product `to[panel][16 block + row][lane] = sum_k matrix[block][k][row] x[panel][k][lane]`.
 pub(super) struct Across<'a> {
-    /// `[blocks][depth][16]`, end to end.
+    /// `[blocks][depth][16]`, one block after the other.
     pub(super) matrix: &'a [f32],
     pub(super) blocks: usize,
     pub(super) depth: usize,
     pub(super) x: &'a [f32],
-    /// Floats from one panel of `x` to the next, and of the result.
+    /// How many floats lie from one panel to the next: of `x`, and of the result.
     pub(super) steps: [usize; 2],
     pub(super) panels: usize,
 }
@@ -58,7 +59,7 @@ unsafe fn across_kernel<S: Simd>(job: &Across<'_>, to: *mut f32) {
 dispatch! { fn across_at = across_kernel(job: &Across<'_>, to: *mut f32); }
 
 impl Across<'_> {
-    /// Replaces `to`.
+    /// Writes the product to `to`.
     pub(super) fn run(&self, to: &mut [f32]) {
         let Self { matrix, blocks, depth, x, steps: [x_step, to_step], panels } = *self;
         let last = panels - 1;
@@ -70,20 +71,20 @@ impl Across<'_> {
     }
 }
 
-/// `to[panel][row][lane] (+)= sum over blocks b, t of matrix[b][row][t] x[panel][b][t][lane]`.
+/// The sum `to[panel][row][lane] (+)= sum over blocks b, t of matrix[b][row][t] x[panel][b][t][lane]`.
 pub(super) struct Mix<'a> {
-    /// Rows of sixteen numbers, in blocks that lie `matrix_step` floats apart.
+    /// Rows of sixteen numbers, in blocks that begin `matrix_step` floats apart.
     pub(super) matrix: &'a [f32],
     pub(super) matrix_step: usize,
     pub(super) rows: usize,
     pub(super) blocks: usize,
     pub(super) x: &'a [f32],
-    /// Floats from one block of `x` to the next.
+    /// How many floats lie from one block of `x` to the next.
     pub(super) x_step: usize,
-    /// Floats from one panel of `x` to the next, and of the result.
+    /// How many floats lie from one panel to the next: of `x`, and of the result.
     pub(super) steps: [usize; 2],
     pub(super) panels: usize,
-    /// Whether to add to what is there.
+    /// Whether to add to what the result holds.
     pub(super) add: bool,
 }
 
@@ -119,7 +120,7 @@ unsafe fn mix_kernel<S: Simd>(job: &Mix<'_>, to: *mut f32) {
 dispatch! { fn mix_at = mix_kernel(job: &Mix<'_>, to: *mut f32); }
 
 impl<'a> Mix<'a> {
-    /// Of one panel, whose blocks lie end to end: rows of a matrix of `[blocks][rows][16]`.
+    /// The sum for one panel, whose blocks follow each other; the matrix is `[blocks][rows][16]`.
     pub(super) const fn one(
         matrix: &'a [f32],
         [step, rows]: [usize; 2],
@@ -130,7 +131,7 @@ impl<'a> Mix<'a> {
         Self { matrix, matrix_step: step, rows, blocks, x, x_step: BLOCK, steps: [0, 0], panels: 1, add }
     }
 
-    /// Replaces `to`, or adds to it.
+    /// Writes the sum to `to`, or adds it.
     pub(super) fn run(&self, to: &mut [f32]) {
         let Self { matrix, matrix_step, rows, blocks, x, x_step, steps: [stride, to_step], panels, .. } = *self;
         let (last, deepest) = (panels - 1, blocks - 1);
@@ -259,7 +260,7 @@ fn block_mut(x: &mut [f32]) -> &mut [f32; BLOCK] {
     (&mut x[..BLOCK]).try_into().expect("a block")
 }
 
-/// `to[i][j] = factors[i] x[j][i]`, of a block.
+/// Transposes a block: `to[i][j] = factors[i] x[j][i]`.
 pub(super) fn turn(x: &[f32], factors: &Lanes, to: &mut [f32]) {
     // SAFETY: the kernel asks nothing of its arguments.
     unsafe { turn_at(block(x), factors, block_mut(to)) };
@@ -289,8 +290,9 @@ dispatch! {
     fn decay_at = decay_kernel(behind: &[f64; LANES], before: &[f64; LANES], to: &mut [f32; BLOCK]);
 }
 
-/// `to[j][i] = exp(behind[i] - before[j])`: what is left at a token of what another wrote before it, or 0 below [`LEAST_LOG_DECAY`]. Sums
-/// of logarithms are in f64, so that a difference keeps its digits behind tokens that forget all.
+/// `to[j][i] = exp(behind[i] - before[j])`: the share of token j's contribution that is left at token i; 0 below
+/// [`LEAST_LOG_DECAY`]. The sums of logarithms are in f64, so that a difference keeps its digits even after tokens that
+/// forget everything.
 pub(super) fn decay(behind: &[f64; LANES], before: &[f64; LANES], to: &mut [f32]) {
     // SAFETY: the kernel asks nothing of its arguments.
     unsafe { decay_at(behind, before, block_mut(to)) };
@@ -318,8 +320,8 @@ unsafe fn inverse_kernel<S: Simd>(lower: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
 
 dispatch! { fn inverse_at = inverse_kernel(lower: &[f32; BLOCK], to: &mut [f32; BLOCK]); }
 
-/// `to[i][j]`, the inverse of `1 - N` for `N[i][j] = lower[j][i]`, which is 0 but for `j < i`: forward substitution. Its diagonal is 1;
-/// products of decays below [`LEAST_DECAY`] count as 0, for the reason of [`LEAST_LOG_DECAY`].
+/// The inverse `to[i][j]` of `1 - N`, by forward substitution, where `N[i][j] = lower[j][i]` is 0 except for `j < i`.
+/// Its diagonal is 1. Products of decays below [`LEAST_DECAY`] count as 0, for the reason that [`LEAST_LOG_DECAY`] has.
 pub(super) fn inverse(lower: &[f32], to: &mut [f32]) {
     // SAFETY: the kernel asks nothing of its arguments.
     unsafe { inverse_at(block(lower), block_mut(to)) };
@@ -352,7 +354,7 @@ unsafe fn crossing_kernel<S: Simd>(x: &[f32], panels: usize, sums: &mut [f32; CH
 
 dispatch! { fn crossing_at = crossing_kernel(x: &[f32], panels: usize, sums: &mut [f32; CHUNK]); }
 
-/// `sums[t]`, the sum of `x[i][j]` over `j < t <= i`; `x` is `[panels][CHUNK j][16 i]`, of which `j <= i` is read.
+/// `sums[t]`: the sum of `x[i][j]` over `j < t <= i`. `x` is `[panels][CHUNK j][16 i]`; only `j <= i` is read.
 pub(super) fn crossing(x: &[f32], panels: usize, sums: &mut [f32; CHUNK]) {
     assert!(panels <= CHUNK / LANES && x.len() >= panels * CHUNK * LANES, "pairs of a chunk's tokens");
     // SAFETY: as asserted.

@@ -12,12 +12,13 @@
 //! - `(1 + L) u = scale (v - exp(G) k S)`, solved 16 rows at a time, with the inverse of each block on the diagonal;
 //! - `o = exp(G) q S + A u`, and the state after the chunk is `exp(G_end) S + sum_j exp(G_end - G_j) k_j u_j^T`.
 //!
-//! No exponent is positive, so nothing overflows, and decays below about 1e-20 count as 0. Backward keeps the state before each chunk and
-//! all u, and makes the rest anew. Its gradients of g are sums of `dA A` and the like over pairs of tokens on both sides of the decay,
-//! never differences of larger sums: what has decayed has no gradient.
+//! No exponent is positive, so nothing overflows; decays below about 1e-20 count as 0. The backward pass keeps the
+//! state before each chunk and all u, and computes the rest again. Its gradients of g are sums of `dA A` and the like
+//! over pairs of tokens on both sides of the decay, never differences of larger sums: so what has decayed has no
+//! gradient.
 //!
-//! All work is in products of panels, with tokens in the lanes as activations have them. A task is some heads of a group of one
-//! sequence.
+//! All work consists of products of panels, with tokens in the lanes, as in activations. One task takes some heads of a
+//! group of one sequence.
 mod back;
 mod backward;
 mod chunk;
@@ -34,69 +35,72 @@ use crate::par::Shared;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Tokens of a chunk.
+/// How many tokens a chunk has.
 pub(super) const CHUNK: usize = 64;
 
-/// About how many tasks a sequence has: few groups are cut into parts, each with gradients of queries and keys of its own.
+/// About how many tasks a sequence is divided into. If there are few groups, each is divided into parts; each part then
+/// has gradients of queries and keys of its own.
 const TASKS: usize = 16;
 
-/// What a token gives a head beside its vectors.
+/// The gates of a head at one token.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gate {
-    /// What u is multiplied by.
+    /// The scale: what u is multiplied by.
     pub(crate) scale: f32,
     /// The logarithm of the decay, at most 0.
     pub(crate) g: f32,
 }
 
-/// A recurrence over an activation.
+/// What to run the recurrence on: where the operands are in an activation, and which rule applies.
 pub(crate) struct Scan<'a> {
     pub(crate) shape: Shape,
-    /// Groups of heads that share queries and keys.
+    /// How many groups there are. The heads of a group share queries and keys.
     pub(crate) groups: usize,
     pub(crate) act: &'a Activation,
-    /// Where in it queries `[groups * rows]`, keys `[groups * rows]` and values `[heads * columns]` begin.
+    /// The features of `act` at which the queries `[groups * rows]`, the keys `[groups * rows]` and the values
+    /// `[heads * columns]` begin.
     pub(crate) queries: usize,
     pub(crate) keys: usize,
     pub(crate) values: usize,
-    /// Queries and keys are divided by the root of the sum of their squares and this; queries by that of `rows` too.
+    /// If set, queries and keys are divided by the root of their sum of squares plus this; queries by the root of
+    /// `rows` too.
     pub(crate) norm_eps: Option<f32>,
-    /// Whether what a key finds is taken from its value.
+    /// Whether to subtract from a value what its key finds in the state: the delta rule.
     pub(crate) corrects: bool,
-    /// `D` of each head.
+    /// `D` of each head; `None` for 0.
     pub(crate) through: Option<&'a [f32]>,
-    /// Of a head and a token.
+    /// Computes the gates of a head at a token.
     pub(crate) gate: &'a (dyn Fn(usize, usize) -> Gate + Sync),
 }
 
-/// The gradients of a head's numbers at a token.
+/// The gradients of a head's gates at one token, and of `D`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sums {
-    /// Of the scale's logarithm.
+    /// The gradient of the scale's logarithm.
     pub(crate) scale: f32,
-    /// Of `g`.
+    /// The gradient of `g`.
     pub(crate) g: f32,
-    /// Of `D`.
+    /// The gradient of `D`, for this token.
     pub(crate) through: f32,
 }
 
-/// Parts that a group's heads are cut into.
+/// How many parts the heads of a group are divided into.
 fn parts(heads: usize, groups: usize) -> usize {
     (TASKS / groups).clamp(1, heads / groups)
 }
 
 impl Scan<'_> {
-    /// Heads of a group.
+    /// How many heads a group has.
     const fn group(&self) -> usize {
         self.shape.heads / self.groups
     }
 
-    /// Tasks of a sequence.
+    /// How many tasks a sequence is divided into.
     fn tasks(&self) -> usize {
         self.groups * parts(self.shape.heads, self.groups)
     }
 
-    /// The sequence of a task of all sequences, its number among the sequence's, and its heads.
+    /// For a task's number among those of all sequences: its sequence, its number within the sequence, and its heads.
     fn task(&self, task: usize) -> (usize, usize, Range<usize>) {
         let (tasks, parts, all) = (self.tasks(), parts(self.shape.heads, self.groups), self.group());
         let (sequence, task) = (task / tasks, task % tasks);
@@ -104,12 +108,12 @@ impl Scan<'_> {
         (sequence, task, group * all + part * all / parts..group * all + (part + 1) * all / parts)
     }
 
-    /// The most heads of a task.
+    /// The most heads that a task has.
     fn most_heads(&self) -> usize {
         self.group().div_ceil(parts(self.shape.heads, self.groups))
     }
 
-    /// A token's query and key, normed where the scan says so.
+    /// A token's query and key, normalized if the scan says so.
     fn normed_row(&self, mut x: [Vec<f32>; 2]) -> [Vec<f32>; 2] {
         if let Some(eps) = self.norm_eps {
             for (x, scale) in x.iter_mut().zip(self.norm_scales()) {
@@ -122,21 +126,21 @@ impl Scan<'_> {
         x
     }
 
-    /// Factors of queries and of keys beside the roots of their sums of squares.
+    /// Constant factors of normalized queries and of keys, besides their norms.
     fn norm_scales(&self) -> [f32; 2] {
         [if self.norm_eps.is_some() { (self.shape.rows as f32).sqrt().recip() } else { 1.0 }, 1.0]
     }
 }
 
-/// What backward needs beside its results.
+/// The temporary memory of the backward pass, beside its results.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// The states before chunks but the first of a sequence, those before the chunk of token `t` at `t / CHUNK - 1`:
-    /// `[tokens / CHUNK, heads][columns / 16][rows][16]`.
+    /// The state before each chunk except the first of a sequence: for the chunk that starts at token `t` at index
+    /// `t / CHUNK - 1`. `[tokens / CHUNK, heads][columns / 16][rows][16]`.
     states: Activation,
-    /// `[tokens, heads * columns]`.
+    /// u of all tokens, `[tokens, heads * columns]`.
     u: Activation,
-    /// Where groups are cut: the gradients of queries and keys of each task, `[tokens, tasks][q, k][rows]`.
+    /// If groups are divided: the gradients of queries and keys from each task, `[tokens, tasks][q, k][rows]`.
     parts: Option<Activation>,
 }
 
@@ -144,20 +148,20 @@ impl Memory {
     /// For so many tokens.
     pub(crate) fn new(pool: &Arc<Pool>, tokens: usize, shape: Shape, groups: usize) -> Self {
         let parts = parts(shape.heads, groups);
-        // As many floats for each token, since a pool's buffers are as large as the most tokens need.
+        // The same number of floats for each token, because a pool sizes its buffers for the most tokens.
         let states = pool.act_f32(tokens, (shape.heads * shape.floats()).div_ceil(CHUNK));
         let u = pool.act_f32(tokens, shape.heads * shape.columns);
         Self { states, u, parts: (parts > 1).then(|| pool.act_f32(tokens, groups * parts * 2 * shape.rows)) }
     }
 }
 
-/// The chunks of a sequence.
+/// The chunks of a sequence: up to [`CHUNK`] tokens each.
 fn chunks(sequence: &Range<usize>) -> impl DoubleEndedIterator<Item = Range<usize>> {
     let Range { start, end } = *sequence;
     (start..end).step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
 }
 
-/// Copies features of tokens to panels of `width` rows, of which those behind the features stay as they are.
+/// Copies features of tokens to panels of `width` rows. Rows beyond the features stay as they are.
 fn load(act: &Activation, features: Range<usize>, tokens: &Range<usize>, to: &mut [f32], width: usize) {
     assert!(
         features.len() <= width && features.end <= act.features() && tokens.end <= act.tokens(),
@@ -170,7 +174,7 @@ fn load(act: &Activation, features: Range<usize>, tokens: &Range<usize>, to: &mu
     }
 }
 
-/// An activation of the CPU that tasks write, each other features or tokens.
+/// An activation on the CPU that tasks write to, each its own features or tokens.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     at: Shared<f32>,
@@ -182,7 +186,7 @@ impl Place {
         Self { at: act.shared(), stride: act.stride() }
     }
 
-    /// The reverse of [`load`].
+    /// The reverse of [`load`]: copies panels to features of tokens.
     ///
     /// # Safety
     /// The activation has the features and tokens and lives; no other task has these.

@@ -1,4 +1,5 @@
-//! Token by token, as the rule is defined: for sequences shorter than a panel, such as the next token of a text.
+//! The recurrence token by token, as it is defined: for sequences shorter than a panel, such as the next token of a
+//! text.
 use super::chunk::decay_of;
 use super::{Gate, Scan};
 use crate::activation::LANES;
@@ -27,7 +28,7 @@ unsafe fn step_kernel<S: Simd>(step: &Step<'_>, state: &mut [f32], out: &mut [f3
         unsafe {
             let (state, none) = (state.as_mut_ptr().add(panel * rows * LANES), S::splat(0.0));
             let (decay, mut u) = (S::splat(step.decay), S::load(step.value.as_ptr().add(panel * LANES)));
-            // Four sums: one waits for itself.
+            // Four separate sums, because a single one would wait for itself.
             let total = |sums: [S::V; 4]| S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
             if step.corrects {
                 let mut found = [none; 4];
@@ -53,7 +54,8 @@ unsafe fn step_kernel<S: Simd>(step: &Step<'_>, state: &mut [f32], out: &mut [f3
 
 dispatch! { fn step_at = step_kernel(step: &Step<'_>, state: &mut [f32], out: &mut [f32]); }
 
-/// The outputs of a sequence for some heads of a group, to `out(token, head, [columns])`; `state(head)` is a head's state.
+/// Computes the outputs of a sequence for some heads of a group, and hands them to `out(token, head, [columns])`.
+/// `state(head)` is a head's state.
 pub(super) fn forward(
     scan: &Scan<'_>,
     sequence: Range<usize>,
