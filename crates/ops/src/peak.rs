@@ -6,7 +6,7 @@ use super::simd::{self, Level, PairLanes, Simd, dispatch, dispatch_pairs};
 use std::time::Instant;
 
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 unsafe fn spin_kernel<S: Simd>(rounds: usize, seed: &[f32; 16]) -> f32 {
     // SAFETY: the caller has the features of `S`; `seed` and `lanes` hold 16 floats each.
@@ -61,7 +61,7 @@ pub fn flops(seconds: f64) -> f64 {
 }
 
 /// # Safety
-/// The features of `P`.
+/// The CPU has the features of `P`.
 #[inline(always)]
 unsafe fn spin_pairs_kernel<P: PairLanes>(rounds: usize, seed: &[f32; 16], to: &mut [f32; 16]) {
     // SAFETY: the caller has the features of `P`; `seed` and `to` hold 16 floats each.
@@ -160,7 +160,7 @@ pub fn mixed_flops(seconds: f64) -> f64 {
 }
 
 /// # Safety
-/// The features of `S`; `from` holds `floats` floats, a multiple of 128.
+/// The CPU has the features of `S`; `from` holds `floats` floats, a multiple of 128.
 #[inline(always)]
 unsafe fn read_kernel<S: Simd>(from: *const f32, floats: usize) -> f32 {
     // SAFETY: each turn reads 128 floats from `at` on, and `at` is a multiple of 128 below `floats`. What is fetched

@@ -6,7 +6,7 @@ use crate::simd::{Simd, dispatch};
 use std::ops::Range;
 
 /// # Safety
-/// The features of `S`; `x` and `out` hold `streams * dim` vectors, `coefs` holds `streams * streams`. With `turned`,
+/// The CPU has the features of `S`; `x` and `out` hold `streams * dim` vectors, `coefs` holds `streams * streams`. With `turned`,
 /// the weight of stream j in stream i is `c[j, i]`: the transposed matrix.
 #[inline(always)]
 unsafe fn mix_kernel<S: Simd>(
@@ -39,7 +39,7 @@ dispatch! {
 /// `sum over features of a (b - c)`; without `c`, of `a b`.
 ///
 /// # Safety
-/// The features of `S`; all hold `dim` vectors but for `c`, which may be null, and `out`, which has room for one.
+/// The CPU has the features of `S`; all hold `dim` vectors but for `c`, which may be null, and `out`, which has room for one.
 #[inline(always)]
 unsafe fn dot_kernel<S: Simd>(a: *const f32, b: *const f32, c: *const f32, dim: usize, out: *mut f32) {
     // SAFETY: `feature` is below `dim`: within all, as the caller says.
@@ -60,7 +60,7 @@ unsafe fn dot_kernel<S: Simd>(a: *const f32, b: *const f32, c: *const f32, dim: 
 dispatch! { fn dot_panel = dot_kernel(a: *const f32, b: *const f32, c: *const f32, dim: usize, out: *mut f32); }
 
 /// # Safety
-/// The features of `S`; `p` holds `streams * dim` vectors, `u` holds `dim`, `coefs` holds `streams`.
+/// The CPU has the features of `S`; `p` holds `streams * dim` vectors, `u` holds `dim`, `coefs` holds `streams`.
 #[inline(always)]
 unsafe fn correct_kernel<S: Simd>(
     p: *mut f32,

@@ -38,7 +38,7 @@ pub(super) fn argmax(x: &Activation) -> Vec<u32> {
 /// replaces what `tops` holds where it is [`above`] that.
 ///
 /// # Safety
-/// The features of `S`; the vectors lie `apart` floats from one another, from `first` on.
+/// The CPU has the features of `S`; the vectors lie `apart` floats from one another, from `first` on.
 #[inline(always)]
 unsafe fn highest_kernel<S: Simd>(first: *const f32, apart: usize, panels: usize, tops: &mut Tops) {
     let Tops { mut values, mut panels_of } = *tops;

@@ -27,7 +27,7 @@ unsafe impl Sync for Job {}
 /// Computes `ROWS` output features of a block, from feature `first` of the block on.
 ///
 /// # Safety
-/// The features of `S`; `first + ROWS <= job.size`. `matrix` holds `size * size` floats, `x` and `out` `size` vectors
+/// The CPU has the features of `S`; `first + ROWS <= job.size`. `matrix` holds `size * size` floats, `x` and `out` `size` vectors
 /// each, of one panel: `PANELS` is 1.
 #[inline(always)]
 unsafe fn features<S: Simd, const ROWS: usize, const PANELS: usize>(
@@ -54,7 +54,7 @@ unsafe fn features<S: Simd, const ROWS: usize, const PANELS: usize>(
 }
 
 /// # Safety
-/// The features of `S`; `panel` is one of `x` and `out`, which hold `blocks * size` features, and no other task has it.
+/// The CPU has the features of `S`; `panel` is one of `x` and `out`, which hold `blocks * size` features, and no other task has it.
 #[inline(always)]
 unsafe fn panel_of<S: Simd>(job: &Job, panel: usize) {
     for block in 0..job.blocks {
@@ -103,7 +103,7 @@ unsafe impl Sync for OuterJob {}
 /// Computes `COLS` numbers of one row of a block's gradient, from column `first` on.
 ///
 /// # Safety
-/// The features of `S`; `row` and `first + COLS - 1` are below `job.size`, `block` is one of `x`, `d` and `out`, and no
+/// The CPU has the features of `S`; `row` and `first + COLS - 1` are below `job.size`, `block` is one of `x`, `d` and `out`, and no
 /// other task has it.
 #[inline(always)]
 unsafe fn sums<S: Simd, const COLS: usize>(job: &OuterJob, block: usize, row: usize, first: usize) {
@@ -135,7 +135,7 @@ unsafe fn sums<S: Simd, const COLS: usize>(job: &OuterJob, block: usize, row: us
 }
 
 /// # Safety
-/// The features of `S`; `block` is one of `x`, `d` and `out`, and no other task has it.
+/// The CPU has the features of `S`; `block` is one of `x`, `d` and `out`, and no other task has it.
 #[inline(always)]
 unsafe fn block_of<S: Simd>(job: &OuterJob, block: usize) {
     for row in 0..job.size {

@@ -59,7 +59,7 @@ struct Panel<'a> {
 /// Copies some channels' tokens of two panels side by side, from channel `first` on. A missing panel counts as zeros.
 ///
 /// # Safety
-/// The features of `S`; panels that are there have the channels.
+/// The CPU has the features of `S`; panels that are there have the channels.
 #[inline(always)]
 unsafe fn lay_out<S: Simd>(panels: [Option<&[f32]>; 2], first: usize, tokens: &mut [Tokens]) {
     for (channel, tokens) in (first..).zip(tokens) {
@@ -76,7 +76,7 @@ unsafe fn lay_out<S: Simd>(panels: [Option<&[f32]>; 2], first: usize, tokens: &m
 /// The convolution `z` of one channel, from its tokens in the previous panel and this one.
 ///
 /// # Safety
-/// The features of `S`; `panel` has `channel`.
+/// The CPU has the features of `S`; `panel` has `channel`.
 #[inline(always)]
 unsafe fn convolved<S: Simd>(panel: &Panel<'_>, channel: usize, tokens: &Tokens, bias: f32) -> S::V {
     // SAFETY: `LANES - tap` is 1 to 16, so that a vector ends within the 32 tokens.
@@ -93,7 +93,7 @@ unsafe fn convolved<S: Simd>(panel: &Panel<'_>, channel: usize, tokens: &Tokens,
 }
 
 /// # Safety
-/// The features of `S`; `out` holds `channels` vectors.
+/// The CPU has the features of `S`; `out` holds `channels` vectors.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(panel: &Panel<'_>, bias: Option<&[f32]>, silu: bool, out: *mut f32, channels: usize) {
     let mut tokens = [[0.0; 2 * LANES]; CHANNELS];
@@ -140,7 +140,7 @@ dispatch! {
 /// The gradient of `x` in a panel, from `dz` of that panel and of the next one.
 ///
 /// # Safety
-/// The features of `S`; `dx` holds `channels` vectors.
+/// The CPU has the features of `S`; `dx` holds `channels` vectors.
 #[inline(always)]
 unsafe fn input_kernel<S: Simd>(panel: &Panel<'_>, dx: *mut f32, channels: usize) {
     let mut tokens = [[0.0; 2 * LANES]; CHANNELS];

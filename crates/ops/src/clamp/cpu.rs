@@ -4,7 +4,7 @@ use crate::par;
 use crate::simd::{Simd, dispatch};
 
 /// # Safety
-/// The features of `S`; `x` and `y` hold `vectors` vectors each.
+/// The CPU has the features of `S`; `x` and `y` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(x: *const f32, low: f32, high: f32, y: *mut f32, vectors: usize) {
     // SAFETY: `at` stays below the floats that both hold, as the caller says.
@@ -18,7 +18,7 @@ unsafe fn forward_kernel<S: Simd>(x: *const f32, low: f32, high: f32, y: *mut f3
 dispatch! { fn forward_panel = forward_kernel(x: *const f32, low: f32, high: f32, y: *mut f32, vectors: usize); }
 
 /// # Safety
-/// The features of `S`; `x` and `gradient` hold `vectors` vectors each.
+/// The CPU has the features of `S`; `x` and `gradient` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(x: *const f32, low: f32, high: f32, gradient: *mut f32, vectors: usize) {
     // SAFETY: `at` stays below the floats that both hold, as the caller says.

@@ -12,7 +12,7 @@ const SHARED_VECTORS: usize = 512;
 /// "Numerical Recipes" (`erfcc`), with a relative error below 1.2e-7.
 ///
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 unsafe fn normal_cdf<S: Simd>(x: S::V) -> S::V {
     // SAFETY: registers only; the caller has the features of `S`.
@@ -42,7 +42,7 @@ unsafe fn normal_cdf<S: Simd>(x: S::V) -> S::V {
 /// `(act(x), act'(x))`: the value of the function and its derivative.
 ///
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 pub(crate) unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
     // SAFETY: registers only; the caller has the features of `S`.
@@ -89,7 +89,7 @@ pub(crate) unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
 /// The factor on `act(gate)`: `up`, or `up + 1` after clamping for [`Gate::Clamped`].
 ///
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 unsafe fn factor<S: Simd>(act: Gate, up: S::V) -> S::V {
     // SAFETY: registers only; the caller has the features of `S`.
@@ -104,7 +104,7 @@ unsafe fn factor<S: Simd>(act: Gate, up: S::V) -> S::V {
 /// The gradients, set to 0 where [`Gate::Clamped`] clamped gate or up.
 ///
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 unsafe fn uncut<S: Simd>(act: Gate, (gate, up): (S::V, S::V), (d_gate, d_up): (S::V, S::V)) -> (S::V, S::V) {
     // SAFETY: registers only; the caller has the features of `S`.
@@ -117,7 +117,7 @@ unsafe fn uncut<S: Simd>(act: Gate, (gate, up): (S::V, S::V), (d_gate, d_up): (S
 }
 
 /// # Safety
-/// The features of `S`; `gate`, `up` and `out` hold `vectors` vectors each.
+/// The CPU has the features of `S`; `gate`, `up` and `out` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(act: Gate, gate: *const f32, up: *const f32, out: *mut f32, vectors: usize) {
     // SAFETY: `at` stays below the floats that each of the three holds, as the caller says.
@@ -134,7 +134,7 @@ dispatch! {
 }
 
 /// # Safety
-/// The features of `S`; `gate`, `up` and `d_out` hold `vectors` vectors each.
+/// The CPU has the features of `S`; `gate`, `up` and `d_out` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(act: Gate, gate: *mut f32, up: *mut f32, d_out: *const f32, vectors: usize) {
     // SAFETY: `at` stays below the floats that each of the three holds, as the caller says.

@@ -9,7 +9,7 @@ type Lanes = [f32; LANES];
 /// The mean and the standard deviation of each token's features.
 ///
 /// # Safety
-/// The features of `S`; `x` holds `dim` vectors.
+/// The CPU has the features of `S`; `x` holds `dim` vectors.
 #[inline(always)]
 unsafe fn stats<S: Simd>(x: *const f32, dim: usize) -> [Lanes; 2] {
     // SAFETY: `feature` is below `dim`: within `x`, as the caller says.
@@ -33,7 +33,7 @@ unsafe fn stats<S: Simd>(x: *const f32, dim: usize) -> [Lanes; 2] {
 }
 
 /// # Safety
-/// The features of `S`; `x` and `out` hold `dim` vectors.
+/// The CPU has the features of `S`; `x` and `out` hold `dim` vectors.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(x: *const f32, multiplier: f32, dim: usize, out: *mut f32) {
     // SAFETY: `feature` is below `dim`: within both, as the caller says.
@@ -51,7 +51,7 @@ unsafe fn forward_kernel<S: Simd>(x: *const f32, multiplier: f32, dim: usize, ou
 dispatch! { fn forward_panel = forward_kernel(x: *const f32, multiplier: f32, dim: usize, out: *mut f32); }
 
 /// # Safety
-/// The features of `S`; `x` and `dy` hold `dim` vectors.
+/// The CPU has the features of `S`; `x` and `dy` hold `dim` vectors.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(x: *const f32, multiplier: f32, dim: usize, dy: *mut f32) {
     // SAFETY: `feature` is below `dim`: within both, as the caller says.

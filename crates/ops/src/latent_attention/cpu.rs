@@ -25,7 +25,7 @@ const FEATURES: usize = 4;
 /// Adds `x` times `row` to `to`.
 ///
 /// # Safety
-/// The features of `S`; both hold `vectors` vectors.
+/// The CPU has the features of `S`; both hold `vectors` vectors.
 #[inline(always)]
 unsafe fn add_kernel<S: Simd>(x: f32, row: *const f32, to: *mut f32, vectors: usize) {
     // SAFETY: `at` stays below what both hold.
@@ -40,7 +40,7 @@ unsafe fn add_kernel<S: Simd>(x: f32, row: *const f32, to: *mut f32, vectors: us
 /// The inner product of `a` and `b`.
 ///
 /// # Safety
-/// The features of `S`; both hold `vectors` vectors.
+/// The CPU has the features of `S`; both hold `vectors` vectors.
 #[inline(always)]
 unsafe fn dot_kernel<S: Simd>(a: *const f32, b: *const f32, vectors: usize) -> f32 {
     // SAFETY: `at` stays below what both hold, and `lanes` holds a vector.
@@ -82,7 +82,7 @@ struct Job<'a> {
 }
 
 /// # Safety
-/// The features of `S`. There is a position; `pages` are as many as hold `positions`, and all arrays as large as [`Job`] says.
+/// The CPU has the features of `S`. There is a position; `pages` are as many as hold `positions`, and all arrays as large as [`Job`] says.
 #[inline(always)]
 unsafe fn attend_kernel<S: Simd>(job: &Job<'_>) {
     let &Job { pages, positions, width, rank, q, to } = job;
@@ -141,7 +141,7 @@ unsafe fn attend_kernel<S: Simd>(job: &Job<'_>) {
 /// their weights.
 ///
 /// # Safety
-/// The features of `S`; `from`, `weights` and `to` hold these.
+/// The CPU has the features of `S`; `from`, `weights` and `to` hold these.
 #[inline(always)]
 unsafe fn mix<S: Simd, const N: usize>(
     from: *const f32,
@@ -172,7 +172,7 @@ unsafe fn mix<S: Simd, const N: usize>(
 /// Joins partial results, each as [`Job::to`] has it, to the mean latents `to [rank][16 heads]`.
 ///
 /// # Safety
-/// The features of `S`; each part holds `rank + 2` vectors, and `to` `rank`. There is a part.
+/// The CPU has the features of `S`; each part holds `rank + 2` vectors, and `to` `rank`. There is a part.
 #[inline(always)]
 unsafe fn join_kernel<S: Simd>(parts: &[*const f32], rank: usize, to: *mut f32) {
     // SAFETY: as the caller says.

@@ -6,7 +6,7 @@ use crate::simd::{Simd, dispatch};
 /// The sum of the vectors `of(0)..of(count - 1)`, in two independent chains of additions.
 ///
 /// # Safety
-/// The features of `S`, and what `of` asks for below `count`.
+/// The CPU has the features of `S`, and what `of` asks for below `count`.
 #[inline(always)]
 unsafe fn sum<S: Simd>(count: usize, of: impl Fn(usize) -> S::V) -> S::V {
     // SAFETY: registers only; the caller has the features of `S`.
@@ -24,7 +24,7 @@ unsafe fn sum<S: Simd>(count: usize, of: impl Fn(usize) -> S::V) -> S::V {
 }
 
 /// # Safety
-/// The features of `S`; `x` holds `dim` vectors, `out` has room for two.
+/// The CPU has the features of `S`; `x` holds `dim` vectors, `out` has room for two.
 #[inline(always)]
 unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, eps: f32, out: *mut f32) {
     // SAFETY: what is read is below `dim`: within `x`, as the caller says; `out` has two vectors.
@@ -48,7 +48,7 @@ unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, eps: f32, out: *mut f
 dispatch! { fn stats_panel = stats_kernel(x: *const f32, dim: usize, eps: f32, out: *mut f32); }
 
 /// # Safety
-/// The features of `S`; `x` and `out` hold `weight.len()` vectors, `stats` two; `bias` is as long as `weight`.
+/// The CPU has the features of `S`; `x` and `out` hold `weight.len()` vectors, `stats` two; `bias` is as long as `weight`.
 #[inline(always)]
 unsafe fn apply_kernel<S: Simd>(x: *const f32, stats: *const f32, weight: &[f32], bias: &[f32], out: *mut f32) {
     // SAFETY: `at` is below the weight's length in vectors: within all, as the caller says.
@@ -70,7 +70,7 @@ dispatch! {
 /// the normalized feature itself.
 ///
 /// # Safety
-/// The features of `S`; `x` and `dh` have the feature's vector.
+/// The CPU has the features of `S`; `x` and `dh` have the feature's vector.
 #[inline(always)]
 unsafe fn weighted<S: Simd>(
     x: *const f32,
@@ -87,7 +87,7 @@ unsafe fn weighted<S: Simd>(
 }
 
 /// # Safety
-/// The features of `S`; `x`, `dh` and `dx` hold `weight.len()` vectors, `stats` two.
+/// The CPU has the features of `S`; `x`, `dh` and `dx` hold `weight.len()` vectors, `stats` two.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(
     x: *const f32,

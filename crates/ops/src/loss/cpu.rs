@@ -6,7 +6,7 @@ use crate::par;
 use crate::simd::{Simd, dispatch};
 
 /// # Safety
-/// The features of `S`; `logits` holds `vocabulary` vectors, `most` and `total` have room for one each.
+/// The CPU has the features of `S`; `logits` holds `vocabulary` vectors, `most` and `total` have room for one each.
 #[inline(always)]
 unsafe fn panel_kernel<S: Simd>(logits: *mut f32, vocabulary: usize, most: *mut f32, total: *mut f32) {
     // SAFETY: `at` stays below `vocabulary`, so that each access lies within what the caller promises.

@@ -7,7 +7,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 /// # Safety
-/// The features of `S`; `from` and `to` hold `vectors` times 16 numbers each.
+/// The CPU has the features of `S`; `from` and `to` hold `vectors` times 16 numbers each.
 #[inline(always)]
 unsafe fn narrow_kernel<S: Simd>(from: *const f32, to: *mut u16, vectors: usize) {
     // SAFETY: `at` stays below the numbers that both hold, as the caller says.
@@ -21,7 +21,7 @@ unsafe fn narrow_kernel<S: Simd>(from: *const f32, to: *mut u16, vectors: usize)
 dispatch! { fn narrow_panel = narrow_kernel(from: *const f32, to: *mut u16, vectors: usize); }
 
 /// # Safety
-/// The features of `S`; `from` and `to` hold `vectors` times 16 numbers each.
+/// The CPU has the features of `S`; `from` and `to` hold `vectors` times 16 numbers each.
 #[inline(always)]
 unsafe fn widen_kernel<S: Simd>(from: *const u16, to: *mut f32, vectors: usize) {
     // SAFETY: `at` stays below the numbers that both hold, as the caller says.

@@ -8,7 +8,7 @@ use crate::simd::{Simd, dispatch};
 /// `(f(x), f'(x))`: the value of the function and its derivative.
 ///
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 unsafe fn both<S: Simd>(function: Function, x: S::V) -> (S::V, S::V) {
     // SAFETY: registers only; the caller has the features of `S`.
@@ -41,7 +41,7 @@ unsafe fn both<S: Simd>(function: Function, x: S::V) -> (S::V, S::V) {
 }
 
 /// # Safety
-/// The features of `S`; `x` and `out` hold `vectors` vectors each.
+/// The CPU has the features of `S`; `x` and `out` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(function: Function, x: *const f32, out: *mut f32, vectors: usize) {
     // SAFETY: `at` stays below the floats that both hold, as the caller says.
@@ -55,7 +55,7 @@ unsafe fn forward_kernel<S: Simd>(function: Function, x: *const f32, out: *mut f
 dispatch! { fn forward_panel = forward_kernel(function: Function, x: *const f32, out: *mut f32, vectors: usize); }
 
 /// # Safety
-/// The features of `S`; `x` and `d_out` hold `vectors` vectors each.
+/// The CPU has the features of `S`; `x` and `d_out` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(function: Function, x: *mut f32, d_out: *const f32, vectors: usize) {
     // SAFETY: `at` stays below the floats that both hold, as the caller says.

@@ -10,7 +10,7 @@ type Lanes = [f32; LANES];
 /// `sum over features of a b`.
 ///
 /// # Safety
-/// The features of `S`; `a` and `b` hold `dim` vectors.
+/// The CPU has the features of `S`; `a` and `b` hold `dim` vectors.
 #[inline(always)]
 unsafe fn dot<S: Simd>(a: *const f32, b: *const f32, dim: usize) -> Lanes {
     // SAFETY: `feature` is below `dim`: within both, as the caller says.
@@ -29,7 +29,7 @@ unsafe fn dot<S: Simd>(a: *const f32, b: *const f32, dim: usize) -> Lanes {
 /// `out = x factor`, plus `y other` unless `y` is null; added to what is there if `add`.
 ///
 /// # Safety
-/// The features of `S`; `x`, `out` and `y`, which may be null, hold `dim` vectors.
+/// The CPU has the features of `S`; `x`, `out` and `y`, which may be null, hold `dim` vectors.
 #[inline(always)]
 unsafe fn combine<S: Simd>(
     x: *const f32,
@@ -57,7 +57,7 @@ unsafe fn combine<S: Simd>(
 /// The root mean square of `x`, at least the floor's; that of `r`; and whether that of `x` was above the floor.
 ///
 /// # Safety
-/// The features of `S`; `x` and `r` hold `dim` vectors.
+/// The CPU has the features of `S`; `x` and `r` hold `dim` vectors.
 #[inline(always)]
 unsafe fn roots<S: Simd>(x: *const f32, r: *const f32, dim: usize) -> (Lanes, Lanes, [bool; LANES]) {
     // SAFETY: as the caller says.
@@ -67,7 +67,7 @@ unsafe fn roots<S: Simd>(x: *const f32, r: *const f32, dim: usize) -> (Lanes, La
 }
 
 /// # Safety
-/// The features of `S`; all hold `dim` vectors.
+/// The CPU has the features of `S`; all hold `dim` vectors.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(x: *const f32, r: *const f32, dim: usize, out: *mut f32) {
     // SAFETY: as the caller says.
@@ -81,7 +81,7 @@ unsafe fn forward_kernel<S: Simd>(x: *const f32, r: *const f32, dim: usize, out:
 dispatch! { fn forward_panel = forward_kernel(x: *const f32, r: *const f32, dim: usize, out: *mut f32); }
 
 /// # Safety
-/// The features of `S`; all hold `dim` vectors.
+/// The CPU has the features of `S`; all hold `dim` vectors.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(
     x: *const f32,

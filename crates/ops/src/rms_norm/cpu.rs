@@ -31,7 +31,7 @@ impl<'a> Gain<'a> {
 }
 
 /// # Safety
-/// The features of `S`; `x` holds `groups * dim` vectors, `out` has room for `groups`.
+/// The CPU has the features of `S`; `x` holds `groups * dim` vectors, `out` has room for `groups`.
 #[inline(always)]
 unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, groups: usize, eps: f32, out: *mut f32) {
     // SAFETY: `group` is below `groups` and `feature` below `dim`: within `x` and `out`, as the caller says.
@@ -63,7 +63,7 @@ unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, groups: usize, eps: f
 dispatch! { fn stats_panel = stats_kernel(x: *const f32, dim: usize, groups: usize, eps: f32, out: *mut f32); }
 
 /// # Safety
-/// The features of `S`; `x` and `out` hold `groups * dim` vectors, `rstd` holds `groups`.
+/// The CPU has the features of `S`; `x` and `out` hold `groups * dim` vectors, `rstd` holds `groups`.
 #[inline(always)]
 unsafe fn apply_kernel<S: Simd>(
     x: *const f32,
@@ -91,7 +91,7 @@ dispatch! {
 }
 
 /// # Safety
-/// The features of `S`; `x`, `dh` and `dx` hold `groups * dim` vectors, `rstd` holds `groups`.
+/// The CPU has the features of `S`; `x`, `dh` and `dx` hold `groups * dim` vectors, `rstd` holds `groups`.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(
     x: *const f32,
@@ -141,7 +141,7 @@ dispatch! {
 /// same order.
 ///
 /// # Safety
-/// The features of `S`; `x` holds `groups * dim` floats, `out` has room for as many.
+/// The CPU has the features of `S`; `x` holds `groups * dim` floats, `out` has room for as many.
 #[inline(always)]
 unsafe fn vector_kernel<S: Simd>(
     x: *const f32,

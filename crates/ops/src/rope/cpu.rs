@@ -58,7 +58,7 @@ pub(super) fn turn_vector(rope: &Rope, x: &mut Activation, head_dim: usize, offs
 }
 
 /// # Safety
-/// The features of `S`; `x` holds `heads * head_dim` floats, `cos` and `sin` hold a vector for each pair, whose first lane is meant, and
+/// The CPU has the features of `S`; `x` holds `heads * head_dim` floats, `cos` and `sin` hold a vector for each pair, whose first lane is meant, and
 /// the pairs lie within `offset..head_dim`.
 #[inline(always)]
 unsafe fn vector_kernel<S: Simd>(x: *mut f32, cos: *const f32, sin: *const f32, how: &Turn) {
@@ -107,7 +107,7 @@ pub(super) fn turn(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usi
 }
 
 /// # Safety
-/// The features of `S`; `x` holds `heads * head_dim` vectors, `cos` and `sin` hold `pairs` each, and the pairs lie
+/// The CPU has the features of `S`; `x` holds `heads * head_dim` vectors, `cos` and `sin` hold `pairs` each, and the pairs lie
 /// within `offset..head_dim`.
 #[inline(always)]
 unsafe fn turn_kernel<S: Simd>(x: *mut f32, cos: *const f32, sin: *const f32, how: &Turn) {

@@ -4,7 +4,7 @@ use crate::par;
 use crate::simd::{Simd, dispatch};
 
 /// # Safety
-/// The features of `S`; `x` holds `vectors` vectors.
+/// The CPU has the features of `S`; `x` holds `vectors` vectors.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(x: *mut f32, cap: f32, vectors: usize) {
     // SAFETY: `at` stays below the floats that `x` holds, as the caller says.
@@ -19,7 +19,7 @@ unsafe fn forward_kernel<S: Simd>(x: *mut f32, cap: f32, vectors: usize) {
 dispatch! { fn forward_panel = forward_kernel(x: *mut f32, cap: f32, vectors: usize); }
 
 /// # Safety
-/// The features of `S`; `capped` and `gradient` hold `vectors` vectors each.
+/// The CPU has the features of `S`; `capped` and `gradient` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(capped: *const f32, cap: f32, gradient: *mut f32, vectors: usize) {
     // SAFETY: `at` stays below the floats that both hold, as the caller says.

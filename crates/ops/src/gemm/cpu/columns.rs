@@ -119,17 +119,17 @@ pub(super) trait Source<S: Simd>: Copy {
     /// Transposes the columns from `k` on, and prefetches as many.
     ///
     /// # Safety
-    /// The features of `S`; the rows have these columns; `k` is a multiple of `COLUMNS`.
+    /// The CPU has the features of `S`; the rows have these columns; `k` is a multiple of `COLUMNS`.
     unsafe fn turn(&mut self, k: usize, ahead: &mut Ahead, to: &mut Self::Turned);
     /// Fresh memory for [`Source::turn`] to write to.
     ///
     /// # Safety
-    /// The features of `S`.
+    /// The CPU has the features of `S`.
     unsafe fn room() -> Self::Turned;
     /// Column `at` of those that were transposed last.
     ///
     /// # Safety
-    /// The features of `S`.
+    /// The CPU has the features of `S`.
     unsafe fn column(&self, turned: &Self::Turned, at: usize) -> S::V;
 }
 
@@ -176,7 +176,7 @@ impl<V: Copy, const FP8: bool> Bytes<V, FP8> {
     /// The sixteen rows of a matrix from `row` on.
     ///
     /// # Safety
-    /// The features of `S`; the matrix has these rows.
+    /// The CPU has the features of `S`; the matrix has these rows.
     #[inline(always)]
     pub(super) unsafe fn new<S: Simd<V = V>>(eight: &Eight, row: usize) -> Self {
         let width = eight.width();
@@ -232,7 +232,7 @@ impl<'a, V: Copy> Nibbles<'a, V> {
     /// The sixteen rows of a matrix from `row` on, of `width` numbers each.
     ///
     /// # Safety
-    /// The features of `S`; the matrix has these rows, of `width` numbers.
+    /// The CPU has the features of `S`; the matrix has these rows, of `width` numbers.
     #[inline(always)]
     pub(super) unsafe fn new<S: Simd<V = V>>(four: &'a Four, row: usize, width: usize) -> Self {
         // SAFETY: the table has sixteen numbers.
@@ -345,7 +345,7 @@ impl<S: Simd> Source<S> for Widened<'_> {
 /// Hands up to 16 columns from `k` on, of at most 16 rows, to `sink`. Lanes without a row get arbitrary numbers.
 ///
 /// # Safety
-/// The features of `S`; the matrix, whose columns are 1 apart, has the rows `row..row + rows` and these columns; `sink` may take them.
+/// The CPU has the features of `S`; the matrix, whose columns are 1 apart, has the rows `row..row + rows` and these columns; `sink` may take them.
 #[inline(always)]
 pub(super) unsafe fn some<S: Simd>(
     matrix: &Matrix<'_>,

@@ -41,7 +41,7 @@ pub(super) trait Columns<S: Simd>: Source<S> {
     /// The scales of sixteen rows at column `k`.
     ///
     /// # Safety
-    /// The features of `S`; the rows have this column.
+    /// The CPU has the features of `S`; the rows have this column.
     unsafe fn factor(&self, k: usize) -> S::V;
 }
 
@@ -126,7 +126,7 @@ impl<S: Simd, const FP8: bool> Columns<S> for Bytes<S::V, FP8> {
 /// The sources for `GROUPS` blocks of sixteen rows: `width` codes a row, with one scale for each row.
 ///
 /// # Safety
-/// The features of `S`; the codes and scales are there.
+/// The CPU has the features of `S`; the codes and scales are there.
 #[inline(always)]
 unsafe fn bytes<S: Simd, const FP8: bool, const GROUPS: usize>(
     codes: *const u8,
@@ -194,14 +194,14 @@ impl<S: Simd> Columns<S> for Nibbles<S::V> {
 /// What reads the columns of `GROUPS` blocks of sixteen rows, whatever their format.
 pub(super) trait Reader<S: Simd, const GROUPS: usize> {
     /// # Safety
-    /// The features of `S`; the sources have the columns that the reader takes.
+    /// The CPU has the features of `S`; the sources have the columns that the reader takes.
     unsafe fn read<R: Columns<S>>(self, sources: [R; GROUPS]);
 }
 
 /// Hands the columns of `GROUPS` blocks, from `block` on, to `reader`, in the format in which they are stored.
 ///
 /// # Safety
-/// The features of `S`; the matrix has these blocks.
+/// The CPU has the features of `S`; the matrix has these blocks.
 #[inline(always)]
 pub(super) unsafe fn read<S: Simd, R: Reader<S, GROUPS>, const GROUPS: usize>(
     matrix: &Interleaved,
@@ -274,7 +274,7 @@ impl<S: Simd> Reader<S, 1> for Widen {
 /// scales.
 ///
 /// # Safety
-/// The features of `S`; the matrix has the block and these columns; `to` has room for 16 floats of each.
+/// The CPU has the features of `S`; the matrix has the block and these columns; `to` has room for 16 floats of each.
 #[inline(always)]
 pub(super) unsafe fn widen<S: Simd>(matrix: &Interleaved, block: usize, columns: [usize; 2], to: *mut f32) {
     // SAFETY: as the caller says.

@@ -22,7 +22,7 @@ const WIDE: usize = 256;
 const _: () = assert!(WIDE * LANES <= DEPTH * TILE_ROWS && FOLD <= WIDE, "a tile's memory has room for them");
 
 /// # Safety
-/// The features of `S`; the rows, at most [`TASK_ROWS`] where they are packed in a strip, and the panels are some of `out`, and no other task
+/// The CPU has the features of `S`; the rows, at most [`TASK_ROWS`] where they are packed in a strip, and the panels are some of `out`, and no other task
 /// has them. `job` has passed the checks of `gemm::matmul_grouped`.
 #[inline(always)]
 unsafe fn matmul_block<S: Simd>(job: &Job<'_>, stages: Range<usize>, rows: [usize; 2], panels: [usize; 2]) {
@@ -55,7 +55,7 @@ impl Block<'_, '_> {
     /// or converted or packed to `buffer`.
     ///
     /// # Safety
-    /// The features of `S`; the rows are some of `out` and of the strip where there is one; `buffer` has room for them and for
+    /// The CPU has the features of `S`; the rows are some of `out` and of the strip where there is one; `buffer` has room for them and for
     /// [`LANES`] numbers more.
     #[inline(always)]
     unsafe fn tile<S: Simd>(&self, [m, rows]: [usize; 2], buffer: *mut f32) -> Operands {
@@ -106,7 +106,7 @@ impl Block<'_, '_> {
     /// Multiplies the tile of the rows `m..m + rows` with the panels `p..p + panels`.
     ///
     /// # Safety
-    /// The features of `S`; the rows and panels are some of `out`, and no other task has them.
+    /// The CPU has the features of `S`; the rows and panels are some of `out`, and no other task has them.
     #[inline(always)]
     unsafe fn multiply<S: Simd>(&self, tile: Operands, [m, rows]: [usize; 2], [p, panels]: [usize; 2]) {
         let x = self.term.whole.x.wrapping_add(p * tile.stride + self.columns[0] * LANES);

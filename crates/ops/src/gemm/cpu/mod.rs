@@ -36,7 +36,7 @@ const TASK_ROWS: usize = 96;
 /// Adds the products of one column of the matrix to `acc`.
 ///
 /// # Safety
-/// The features of `S`; `matrix` reaches `ROWS` rows, `x` a vector in each of `PANELS` panels.
+/// The CPU has the features of `S`; `matrix` reaches `ROWS` rows, `x` a vector in each of `PANELS` panels.
 #[inline(always)]
 unsafe fn column<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     matrix: *const f32,
@@ -63,7 +63,7 @@ unsafe fn column<S: TileLanes, const ROWS: usize, const PANELS: usize>(
 /// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
 ///
 /// # Safety
-/// The features of `S`; `matrix` reaches `ROWS` rows of `row` floats and `depth` columns of `col`, `x` reaches `depth`
+/// The CPU has the features of `S`; `matrix` reaches `ROWS` rows of `row` floats and `depth` columns of `col`, `x` reaches `depth`
 /// vectors in each of `PANELS` panels that lie `stride` floats apart.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(

@@ -69,7 +69,7 @@ enum Rows {
 }
 
 /// # Safety
-/// The features of `S`; the rows `m..m + ROWS` are some of `out`, and no other task has them. The blocks
+/// The CPU has the features of `S`; the rows `m..m + ROWS` are some of `out`, and no other task has them. The blocks
 /// `block..block + BLOCKS` are some of `x`, whose panels have `lanes` rows of 16 floats, tokens or pairs of them. `rows` has as many
 /// columns in each panel, and begins with row `m0`.
 #[inline(always)]
@@ -124,7 +124,7 @@ unsafe fn outer_tile<S: TileLanes, const ROWS: usize, const BLOCKS: usize>(
 /// Computes the rows `m0..m1` of `out`.
 ///
 /// # Safety
-/// The features of `S`; these rows are some of `out`, no other task has them, and `rows` holds them, as [`outer_tile`] says.
+/// The CPU has the features of `S`; these rows are some of `out`, no other task has them, and `rows` holds them, as [`outer_tile`] says.
 #[inline(always)]
 unsafe fn multiply<S: TileLanes>(job: &OuterJob, rows: Rows, lanes: usize, [m0, m1]: [usize; 2]) {
     let blocks = job.cols.div_ceil(LANES);
@@ -143,7 +143,7 @@ unsafe fn multiply<S: TileLanes>(job: &OuterJob, rows: Rows, lanes: usize, [m0, 
 }
 
 /// # Safety
-/// The features of `S`; the rows `m0..m1` are some of `y` and `out`, and no other task has them. `packed` has room for these rows'
+/// The CPU has the features of `S`; the rows `m0..m1` are some of `y` and `out`, and no other task has them. `packed` has room for these rows'
 /// numbers, and for 15 more, where they are packed.
 #[inline(always)]
 unsafe fn outer_of_numbers<S: Simd>(job: &OuterJob, [m0, m1]: [usize; 2], packed: *mut f32) {
@@ -172,7 +172,7 @@ unsafe fn outer_of_numbers<S: Simd>(job: &OuterJob, [m0, m1]: [usize; 2], packed
 }
 
 /// # Safety
-/// The features of `P`; the rows `m0..m1` are some of `y` and `out`, and no other task has them. `x` is in pairs, and `packed` has
+/// The CPU has the features of `P`; the rows `m0..m1` are some of `y` and `out`, and no other task has them. `x` is in pairs, and `packed` has
 /// room for those of these rows, and for 15 more.
 #[inline(always)]
 unsafe fn outer_of_pairs<P: PairLanes>(job: &OuterJob, [m0, m1]: [usize; 2], packed: *mut f32) {

@@ -48,7 +48,7 @@ pub(super) fn outer(job: &OuterJob, rows: usize) {
 }
 
 /// # Safety
-/// The features of `P`, and tiles; the rows `m0..m1`, at most [`SIDE`], and the columns `n0..n1` are some of `out`, and no other task
+/// The CPU has the features of `P`, and tiles; the rows `m0..m1`, at most [`SIDE`], and the columns `n0..n1` are some of `out`, and no other task
 /// has them. `memory` has room for these rows.
 #[inline(always)]
 unsafe fn outer_block<P: PairLanes>(job: &OuterJob, memory: Memory, [m0, m1]: [usize; 2], [n0, n1]: [usize; 2]) {

@@ -24,7 +24,7 @@ const RUN: usize = 512;
 /// Rounds `depth` consecutive floats to `depth.div_ceil(2)` pairs.
 ///
 /// # Safety
-/// The features of `P`; `from` holds `depth` floats, `to` has room for the pairs.
+/// The CPU has the features of `P`; `from` holds `depth` floats, `to` has room for the pairs.
 #[inline(always)]
 pub(crate) unsafe fn round_row<P: PairLanes>(from: *const f32, depth: usize, to: *mut f32) {
     let mut at = 0;
@@ -114,7 +114,7 @@ impl<'a> RawTerm<'a> {
 /// `depth.div_ceil(2)` consecutive pairs, which begin `apart` pairs after those of the row before.
 ///
 /// # Safety
-/// The features of `P`; the matrix has these rows; `to` has room for them.
+/// The CPU has the features of `P`; the matrix has these rows; `to` has room for them.
 #[inline(always)]
 pub(super) unsafe fn pack_rows<P: PairLanes>(
     from: Numbers<'_>,
@@ -161,7 +161,7 @@ pub(super) unsafe fn pack_rows<P: PairLanes>(
 /// zeros.
 ///
 /// # Safety
-/// The features of `P`; `rows` numbers are there, at most 16, and 16 if `whole`.
+/// The CPU has the features of `P`; `rows` numbers are there, at most 16, and 16 if `whole`.
 #[inline(always)]
 pub(super) unsafe fn column<P: PairLanes>(from: Numbers<'_>, at: usize, rows: usize, whole: bool) -> P::Sum {
     // SAFETY: a whole vector is read only where it is there.
@@ -189,7 +189,7 @@ pub(super) unsafe fn column<P: PairLanes>(from: Numbers<'_>, at: usize, rows: us
 /// has `left` numbers from `from` on.
 ///
 /// # Safety
-/// The features of `P`; the matrix has these rows and `depth` columns; `to` has room for the pairs and 15 more.
+/// The CPU has the features of `P`; the matrix has these rows and `depth` columns; `to` has room for the pairs and 15 more.
 #[inline(always)]
 unsafe fn pack_columns<P: PairLanes>(
     from: Numbers<'_>,
@@ -231,7 +231,7 @@ unsafe fn pack_columns<P: PairLanes>(
 /// Rounds a matrix with any two strides, number by number, to `[row][pair]`; rows begin `apart` pairs from each other.
 ///
 /// # Safety
-/// The features of `P`; the matrix has these rows and columns; `to` has room for the pairs.
+/// The CPU has the features of `P`; the matrix has these rows and columns; `to` has room for the pairs.
 #[inline(always)]
 pub(super) unsafe fn pack_any<P: PairLanes>(
     from: *const f32,
@@ -284,7 +284,7 @@ type Packed<const PAIRS: usize> = [MaybeUninit<f32>; PAIRS];
 /// without an `x`. A transposed quantized matrix is read from `strip`, which begins with row `strip_row`.
 ///
 /// # Safety
-/// The features of `P`; the matrix has these rows and columns, `to` has room for `rows * depth.div_ceil(2)` pairs and 15
+/// The CPU has the features of `P`; the matrix has these rows and columns, `to` has room for `rows * depth.div_ceil(2)` pairs and 15
 /// more. `strip` is filled with `depth` columns of these rows where it is needed.
 #[inline(always)]
 unsafe fn pack_tile<P: PairLanes>(
@@ -354,7 +354,7 @@ pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2]) 
 }
 
 /// # Safety
-/// The features of `P`, and as [`block`], for one stage; `x` has room for a block of the first term's pairs in each panel,
+/// The CPU has the features of `P`, and as [`block`], for one stage; `x` has room for a block of the first term's pairs in each panel,
 /// and for all of the second term's.
 #[inline(always)]
 unsafe fn stage_block<P: PairLanes>(

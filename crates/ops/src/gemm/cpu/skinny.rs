@@ -94,7 +94,7 @@ impl Block<'_> {
     /// Hands all whole steps of columns to the sinks, one sink for each sixteen rows, in turn. Returns the first column that is left.
     ///
     /// # Safety
-    /// The features of `S`; the sources have the columns, and each sink may take them.
+    /// The CPU has the features of `S`; the sources have the columns, and each sink may take them.
     #[inline(always)]
     unsafe fn steps<S: Simd, R: Source<S>, K: Sink<S::V> + Copy, const GROUPS: usize>(
         &self,
@@ -158,7 +158,7 @@ impl Block<'_> {
     /// Hands the columns to the sinks, one for each sixteen rows.
     ///
     /// # Safety
-    /// The features of `S`; the matrix, whose columns are 1 apart, has these rows, at most sixteen for each sink, and these columns; the
+    /// The CPU has the features of `S`; the matrix, whose columns are 1 apart, has these rows, at most sixteen for each sink, and these columns; the
     /// sinks may take them.
     #[inline(always)]
     unsafe fn feed<S: Simd, K: Sink<S::V> + Copy, const GROUPS: usize>(&self, sinks: &mut [K; GROUPS]) {
@@ -310,7 +310,7 @@ pub(super) unsafe fn first_sums(job: &Job<'_>, [m, count]: [usize; 2], token: us
 /// Writes the rows `m..m + count` of the result from each token's sums. Lanes without a token become zero.
 ///
 /// # Safety
-/// The features of `S`; the rows, at most 16 from a multiple of 16 on, are some of the result, and no other task has them.
+/// The CPU has the features of `S`; the rows, at most 16 from a multiple of 16 on, are some of the result, and no other task has them.
 #[inline(always)]
 pub(super) unsafe fn write<S: Simd>(job: &Job<'_>, [m, count]: [usize; 2], sums: &[[f32; LANES]]) {
     if job.transposed {
@@ -333,7 +333,7 @@ pub(super) unsafe fn write<S: Simd>(job: &Job<'_>, [m, count]: [usize; 2], sums:
 /// Computes the rows `m..m + count` of the result, at most `16 GROUPS`, with all sums in registers, for up to `TOKENS` tokens.
 ///
 /// # Safety
-/// The features of `S`; the rows are some of the result, and no other task has them. `job` has passed the checks of
+/// The CPU has the features of `S`; the rows are some of the result, and no other task has them. `job` has passed the checks of
 /// `gemm::matmul_grouped`.
 #[inline(always)]
 unsafe fn at_once<S: Simd, const TOKENS: usize, const APART: usize, const GROUPS: usize>(
@@ -372,7 +372,7 @@ unsafe fn at_once<S: Simd, const TOKENS: usize, const APART: usize, const GROUPS
 /// Adds the products of consecutive columns with `TOKENS` tokens to the tokens' sums.
 ///
 /// # Safety
-/// The features of `S`; `x` has TOKENS numbers for each column, 16 floats from one column to the next.
+/// The CPU has the features of `S`; `x` has TOKENS numbers for each column, 16 floats from one column to the next.
 #[inline(always)]
 unsafe fn add_columns<S: Simd, const TOKENS: usize>(columns: &[f32], x: *const f32, sums: &mut [[f32; LANES]]) {
     // SAFETY: a column is 16 floats, as a token's sums are; for `x` the caller answers.

@@ -19,7 +19,7 @@ const fn ahead(tokens: usize) -> usize {
 /// tokens.
 ///
 /// # Safety
-/// The features of `P`; the rows, from a multiple of 16 on, are some of the result, and no other task has them. `words` are those of
+/// The CPU has the features of `P`; the rows, from a multiple of 16 on, are some of the result, and no other task has them. `words` are those of
 /// the matrix's first block, and the operand has `TOKENS` pairs, `APART` floats from one pair of features to the next. `job` has passed the
 /// checks of `gemm::matmul_grouped`.
 #[inline(always)]

@@ -89,7 +89,7 @@ impl RawTerm<'_> {
     /// Packs the columns `k0..k0 + depth` of `rows` rows from `m` on end to end.
     ///
     /// # Safety
-    /// The features of `S`; the matrix is transposed and has these rows and columns; `rows` are a tile's; `to` has room for `rows *
+    /// The CPU has the features of `S`; the matrix is transposed and has these rows and columns; `rows` are a tile's; `to` has room for `rows *
     /// depth` numbers and 15 more.
     #[inline(always)]
     pub(super) unsafe fn columns<S: Simd>(&self, [m, rows]: [usize; 2], [k0, depth]: [usize; 2], to: *mut f32) {
@@ -127,7 +127,7 @@ impl Strip {
     /// Packs `rows` rows from `m` on and `depth` columns from `k0` on, in tiles for the lanes of `T`.
     ///
     /// # Safety
-    /// The features of `S`; the matrix has these rows and columns; `rows <= TASK_ROWS` and `depth <= DEPTH`.
+    /// The CPU has the features of `S`; the matrix has these rows and columns; `rows <= TASK_ROWS` and `depth <= DEPTH`.
     #[inline(always)]
     pub(super) unsafe fn fill<S: Simd, T: TileLanes>(
         &mut self,

@@ -7,7 +7,7 @@ use crate::simd::TileLanes;
 /// `to[panel j][row i] = sum_k matrix[i, k] x[k, panel j]`: matrix rows lie `row` floats apart, columns 16.
 ///
 /// # Safety
-/// The features of `S`; `matrix` and `x` are as [`tile`] asks, columns 16 apart; `to` has room for `ROWS` vectors in
+/// The CPU has the features of `S`; `matrix` and `x` are as [`tile`] asks, columns 16 apart; `to` has room for `ROWS` vectors in
 /// each of `PANELS` panels, `to_stride` floats apart.
 #[inline(always)]
 pub(crate) unsafe fn score_tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
@@ -34,7 +34,7 @@ pub(crate) unsafe fn score_tile<S: TileLanes, const ROWS: usize, const PANELS: u
 /// `to[panel j][row i] (+)= sum over blocks b, lanes t of matrix[b][i][t] x[b][t][panel j]`, `lanes` lanes a block.
 ///
 /// # Safety
-/// The features of `S`. In each of `blocks` blocks `matrix` reaches `ROWS` vectors of `lanes` floats, and `x` `lanes` vectors
+/// The CPU has the features of `S`. In each of `blocks` blocks `matrix` reaches `ROWS` vectors of `lanes` floats, and `x` `lanes` vectors
 /// in each of `PANELS` panels, `x_stride` apart. `to` holds `ROWS` vectors in each of `PANELS` panels, `to_stride` floats apart,
 /// and does not overlap them.
 #[inline(always)]

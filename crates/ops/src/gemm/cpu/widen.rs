@@ -8,7 +8,7 @@ use crate::simd::{Simd, prefetch};
 /// the other.
 ///
 /// # Safety
-/// The features of `S`; the last run ends within the matrix; `to` has room for `rows * depth` floats.
+/// The CPU has the features of `S`; the last run ends within the matrix; `to` has room for `rows * depth` floats.
 #[inline(always)]
 pub(super) unsafe fn quantized_rows<S: Simd>(
     matrix: &Quantized,
@@ -28,7 +28,7 @@ pub(super) unsafe fn quantized_rows<S: Simd>(
 /// other. Prefetches the runs of as many rows more.
 ///
 /// # Safety
-/// The features of `S`; `from` reaches the last run; `to` has room for `rows * depth` numbers and 15 more.
+/// The CPU has the features of `S`; `from` reaches the last run; `to` has room for `rows * depth` numbers and 15 more.
 #[inline(always)]
 unsafe fn narrow_rows<S: Simd>(from: *const u16, row: usize, rows: usize, depth: usize, to: *mut f32) {
     for index in 0..rows {
@@ -54,7 +54,7 @@ unsafe fn narrow_rows<S: Simd>(from: *const u16, row: usize, rows: usize, depth:
 /// Converts `rows` consecutive numbers of a bfloat16 matrix. The matrix has `left` numbers from `from` on.
 ///
 /// # Safety
-/// The features of `S`; `from` reaches them; `to` has room for them and 15 more.
+/// The CPU has the features of `S`; `from` reaches them; `to` has room for them and 15 more.
 #[inline(always)]
 unsafe fn narrow_run<S: Simd>(from: *const u16, rows: usize, left: usize, to: *mut f32) {
     let mut done = 0;
@@ -78,7 +78,7 @@ impl RawTerm<'_> {
     /// read in the matrix, or converted to `buffer`.
     ///
     /// # Safety
-    /// The features of `S`; the matrix has these rows and columns, and a row's lie end to end where it is not float32;
+    /// The CPU has the features of `S`; the matrix has these rows and columns, and a row's lie end to end where it is not float32;
     /// `buffer` has room for `rows * depth` numbers and 15 more.
     #[inline(always)]
     pub(super) unsafe fn rows<S: Simd>(
@@ -105,7 +105,7 @@ impl RawTerm<'_> {
     /// Where column `k` of `rows` consecutive rows from `m` on begins: in the matrix, or converted to `buffer`.
     ///
     /// # Safety
-    /// The features of `S`; the matrix is transposed and has these rows and this column; `buffer` has room for `rows` numbers and 15 more.
+    /// The CPU has the features of `S`; the matrix is transposed and has these rows and this column; `buffer` has room for `rows` numbers and 15 more.
     #[inline(always)]
     pub(super) unsafe fn column<S: Simd>(&self, [m, rows]: [usize; 2], k: usize, buffer: *mut f32) -> *const f32 {
         let at = m + k * self.whole.col;

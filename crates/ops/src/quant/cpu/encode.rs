@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Quantizes whole blocks of `block` numbers each. Returns whether all numbers are finite.
 ///
 /// # Safety
-/// The features of `S`; `from` holds `blocks * block` numbers, `codes` half as many bytes, `scales` one number a block;
+/// The CPU has the features of `S`; `from` holds `blocks * block` numbers, `codes` half as many bytes, `scales` one number a block;
 /// `block` is a multiple of 16.
 #[inline(always)]
 unsafe fn code_blocks<S: Simd>(

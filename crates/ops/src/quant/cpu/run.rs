@@ -10,7 +10,7 @@ use tunesmith_cpu_slice::CpuSlice as _;
 /// Dequantizes `count` numbers of a 4-bit matrix, from index `at` on, to `to`.
 ///
 /// # Safety
-/// The features of `S`; `at + count` is at most the matrix's length; `to` has room for `count` floats.
+/// The CPU has the features of `S`; `at + count` is at most the matrix's length; `to` has room for `count` floats.
 #[inline(always)]
 unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut f32, mut count: usize) {
     let block = 1usize << four.shift;

@@ -31,7 +31,7 @@ pub(super) struct Across<'a> {
 }
 
 /// # Safety
-/// The features of `S`; [`Across::run`] has checked the operands.
+/// The CPU has the features of `S`; [`Across::run`] has checked the operands.
 #[inline(always)]
 unsafe fn across_kernel<S: Simd>(job: &Across<'_>, to: *mut f32) {
     let ([x_step, to_step], depth) = (job.steps, job.depth);
@@ -89,7 +89,7 @@ pub(super) struct Mix<'a> {
 }
 
 /// # Safety
-/// The features of `S`; [`Mix::run`] has checked the operands.
+/// The CPU has the features of `S`; [`Mix::run`] has checked the operands.
 #[inline(always)]
 unsafe fn mix_kernel<S: Simd>(job: &Mix<'_>, to: *mut f32) {
     let ([stride, to_step], blocks, (step, x_step), add) =
@@ -147,7 +147,7 @@ impl<'a> Mix<'a> {
 macro_rules! each_row {
     ($(#[$meta:meta])* fn $name:ident = $kernel:ident, $at:ident($to:ident $(, $x:ident)*; $($factors:ident),*) $what:expr;) => {
         /// # Safety
-        /// The features of `S`; operands are as long as `to`.
+        /// The CPU has the features of `S`; operands are as long as `to`.
         #[inline(always)]
         unsafe fn $kernel<S: Simd>($to: &mut [f32] $(, $x: &[f32])* $(, $factors: &Lanes)*) {
             // SAFETY: `at` is the beginning of a row of `to`, and so of each operand; factors are sixteen.
@@ -212,7 +212,7 @@ each_row! {
 }
 
 /// # Safety
-/// The features of `S`; `x` and `y` are as long, whole rows.
+/// The CPU has the features of `S`; `x` and `y` are as long, whole rows.
 #[inline(always)]
 unsafe fn dot_kernel<S: Simd>(x: &[f32], y: &[f32], sums: &mut Lanes) {
     // SAFETY: each row is within both; `sums` is sixteen floats.
@@ -234,7 +234,7 @@ pub(super) fn add_dot(x: &[f32], y: &[f32], sums: &mut Lanes) {
 }
 
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 unsafe fn turn_kernel<S: Simd>(x: &[f32; BLOCK], factors: &Lanes, to: &mut [f32; BLOCK]) {
     // SAFETY: sixteen rows of sixteen lanes in each.
@@ -267,7 +267,7 @@ pub(super) fn turn(x: &[f32], factors: &Lanes, to: &mut [f32]) {
 }
 
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 unsafe fn decay_kernel<S: Simd>(behind: &[f64; LANES], before: &[f64; LANES], to: &mut [f32; BLOCK]) {
     for (before, to) in before.iter().zip(to.chunks_exact_mut(LANES)) {
@@ -299,7 +299,7 @@ pub(super) fn decay(behind: &[f64; LANES], before: &[f64; LANES], to: &mut [f32]
 }
 
 /// # Safety
-/// The features of `S`.
+/// The CPU has the features of `S`.
 #[inline(always)]
 unsafe fn inverse_kernel<S: Simd>(lower: &[f32; BLOCK], to: &mut [f32; BLOCK]) {
     // SAFETY: rows of `to` are below sixteen.
@@ -328,7 +328,7 @@ pub(super) fn inverse(lower: &[f32], to: &mut [f32]) {
 }
 
 /// # Safety
-/// The features of `S`; `x` has `panels` panels of [`CHUNK`] rows.
+/// The CPU has the features of `S`; `x` has `panels` panels of [`CHUNK`] rows.
 #[inline(always)]
 unsafe fn crossing_kernel<S: Simd>(x: &[f32], panels: usize, sums: &mut [f32; CHUNK]) {
     // SAFETY: rows and panels are those of `x`; `left` is sixteen floats.

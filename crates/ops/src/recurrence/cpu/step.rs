@@ -19,7 +19,7 @@ struct Step<'a> {
 }
 
 /// # Safety
-/// The features of `S`; `state` has `[panels][rows][16]`, `out` and the values `[panels][16]`.
+/// The CPU has the features of `S`; `state` has `[panels][rows][16]`, `out` and the values `[panels][16]`.
 #[inline(always)]
 unsafe fn step_kernel<S: Simd>(step: &Step<'_>, state: &mut [f32], out: &mut [f32]) {
     let rows = step.query.len();
