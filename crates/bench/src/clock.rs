@@ -38,7 +38,7 @@ impl Clock {
         }
     }
 
-    /// Seconds of one call: rounds of as many calls as take a while, and the best of them.
+    /// Seconds of one call: the best of several rounds, each of as many calls as take a while.
     fn seconds(&self, mut call: impl FnMut()) -> f64 {
         call();
         self.synchronize();
@@ -58,7 +58,7 @@ impl Clock {
         best
     }
 
-    /// Times `call`, and keeps it as a line of so many bytes and operations.
+    /// Times `call`, and keeps the result as a line, with the bytes and operations of one call.
     pub(crate) fn line(
         &mut self,
         name: &'static str,

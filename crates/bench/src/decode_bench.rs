@@ -67,8 +67,8 @@ pub struct DecodeOutcome {
     pub threads: usize,
 }
 
-/// Records when all sequences have their first token, and what they get until the first of them ends: prompts that a pass has no room for
-/// are read while others are answered.
+/// Measures generation while all sequences are being answered: from the first token of the last one until the first of them
+/// ends. Before that, prompts that a pass has no room for are read while other sequences are answered.
 struct Clock {
     /// The length of each answer.
     lengths: Vec<usize>,
@@ -79,7 +79,7 @@ struct Clock {
     /// Tokens since then, and when the last of them came.
     tokens: usize,
     last: Instant,
-    /// The sequence of the last token: in a step their numbers rise.
+    /// The sequence that got the last token. Within a step, the numbers of sequences rise.
     text: usize,
     ended: bool,
 }
@@ -101,8 +101,8 @@ impl Watcher for Clock {
     }
 }
 
-/// Bytes of the matrices that one token is multiplied with, `block` for a number in blocks and `head` for one in the head; of the
-/// experts, only those it is routed to.
+/// Bytes of the matrices that one token is multiplied with. `block` and `head` are the bytes of a number in the blocks
+/// and in the head. Of the experts, only those that a token is routed to count.
 fn weight_bytes(arch: &Arch, block: f64, head: f64) -> f64 {
     let of = |linear: &tunesmith_config::arch::LinearSpec| (linear.in_features * linear.out_features) as f64;
     // The modules of the blocks, and the head, which is a matrix of its own or the embedding.
@@ -110,7 +110,7 @@ fn weight_bytes(arch: &Arch, block: f64, head: f64) -> f64 {
     block * linears + head * (arch.vocab_size * arch.hidden_size) as f64
 }
 
-/// Bytes per second: of the CPU those that its threads read, of a GPU those that a copy reads and writes.
+/// Memory bandwidth in bytes per second: for the CPU, what its threads read; for a GPU, what a copy reads and writes.
 fn bandwidth(device: Device) -> f64 {
     if device == Device::Cpu {
         return peak::read_bandwidth(0.5);

@@ -20,7 +20,8 @@ use tunesmith_config::arch::{Arch, AttentionSpec};
 
 pub use super::clock::KernelLine;
 
-/// Times each op on rows of `tokens` tokens of the architecture's sizes; `narrow`: with activations in bfloat16, on a GPU.
+/// Times each op on rows of `tokens` tokens with the sizes of the architecture. With `narrow`, activations are
+/// bfloat16, on a GPU.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Memory`]: no room for an op's operands. [`tunesmith_base::Kind::Device`].

@@ -54,7 +54,8 @@ fn convolution(clock: &mut Clock, x: &Activation, kernel: usize, silu: bool) {
     });
 }
 
-/// Numbers of a head's state, and of the products of a token with the tokens of its chunk: of 64, 40 on average in blocks of 16.
+/// Operations on a head's state, and on the products of a token with the tokens of its chunk, for all tokens and heads.
+/// Of a chunk's 64 tokens, 40 count on average, because blocks are of 16 tokens.
 fn sizes(tokens: usize, heads: usize, rows: usize, columns: usize) -> [f64; 3] {
     let all = 2.0 * (tokens * heads) as f64;
     [all * (rows * columns) as f64, all * 40.0 * rows as f64, all * 40.0 * columns as f64]

@@ -185,7 +185,8 @@ pub enum Operands {
 }
 
 impl Operands {
-    /// Of most products of a run with this configuration. Codes, and weights that are trained, are multiplied in float32.
+    /// What most products of a run with this configuration multiply. Quantized codes, and weights that are trained, are
+    /// multiplied in float32.
     pub fn of(config: &Config) -> Self {
         match (config.model.dtype, config.model.quantization) {
             _ if config.train.bf16 => Self::Bfloat16,
@@ -194,7 +195,7 @@ impl Operands {
         }
     }
 
-    /// The processor's peak in them: see [`peak::flops`].
+    /// The processor's peak for these operands, in FLOP/s; see [`peak::flops`].
     fn peak(self, seconds: f64) -> f64 {
         match self {
             Self::Bfloat16 => peak::product_flops(seconds),
@@ -262,7 +263,8 @@ fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
     batches.iter().map(one).fold(Flops::default(), |sum, more| sum + more)
 }
 
-/// The architecture, and the weight files of a model folder; without one weights of the shape are random.
+/// The architecture to measure, and the weight files of a model folder; without a folder there are none, and weights
+/// are random.
 ///
 /// # Errors
 /// The shape is unknown, or the folder has no model.
@@ -277,7 +279,7 @@ pub(super) fn base(model: Option<&Path>, shape_name: &str) -> Result<(Arch, Opti
     }
 }
 
-/// The memory job of the benchmark, which saves nothing.
+/// The benchmark as a job for memory prediction; it saves nothing.
 fn job<'a>(request: &TrainingRequest, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let mut job = memory_prediction::job(&request.config, arch, Storage::F32, weights)?;
     job.base.through_f32 = weights.is_none();
@@ -316,7 +318,7 @@ pub fn predict(request: &TrainingRequest) -> Result<Breakdown> {
         for batch in passes(request, &split, step)? {
             let mut one = predictor.predict(&pass_of(&batch));
             if on == Device::Gpu {
-                // What is measured is what this program took there, without CUDA's own.
+                // The measurement covers what this program allocated on the GPU, without CUDA's own memory.
                 one.program = one.program.saturating_sub(CUDA_CONTEXT);
             }
             most = if one.total() > most.total() { one } else { most };
@@ -361,7 +363,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     }
     let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
     let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device, operands));
-    // A GPU's own peak is not measured: its products' stands for it.
+    // The peak of a GPU's cores is not measured: that of its matrix products stands for it.
     let peak_flops = if device == Where::Cpu { registers().max(peak_before) } else { gemm_peak };
     let per_step = |seconds: f64| seconds / request.steps as f64;
     let phases = model.phases;

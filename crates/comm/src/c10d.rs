@@ -16,9 +16,9 @@ const SET: u8 = 1;
 const GET: u8 = 3;
 const CHECK: u8 = 5;
 const MAGIC: u32 = 0x3C85_F7CE;
-/// The answer to [`CHECK`] where every key is there.
+/// The answer to [`CHECK`] if every key is set.
 const READY: u8 = 0;
-/// The longest value that is taken.
+/// The longest value that is accepted, in bytes.
 const LONGEST: usize = 4096;
 /// How long the agent may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ fn value(stream: &mut (impl Read + Write), key: &str) -> IoResult<Option<String>
 /// Reads `bytes` as if torchrun's store had sent them: for fuzzing.
 pub fn read_anything(bytes: &[u8]) {
     let mut sent = super::wire::Sent(bytes);
-    // What comes of it is of no interest.
+    // The result does not matter.
     let _ = value(&mut sent, "key");
 }
 

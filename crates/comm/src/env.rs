@@ -15,11 +15,11 @@ const PORT: u16 = 29500;
 /// The `address:port` at which the ranks of a run meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// Of the store that the launcher serves.
+    /// The address of the store that the launcher serves.
     Launcher(String),
-    /// Of torchrun's store, where rank 0 leaves the address of its own.
+    /// The address of torchrun's store, in which rank 0 publishes the address of its own store.
     TorchStore(String),
-    /// Of the store that rank 0 serves.
+    /// The address of the store that rank 0 serves.
     RankZero(String),
 }
 
@@ -99,7 +99,7 @@ impl Variables<'_> {
         let launcher = if self.get(STORE).is_some() { OURS } else { TORCH };
         if self.get("RANK").is_some() && self.get("WORLD_SIZE").is_some() {
             let (rank, size) = (self.needed(launcher, "RANK")?, self.needed(launcher, "WORLD_SIZE")?);
-            // PyTorchJob names neither: its pods have one rank each.
+            // `PyTorchJob` sets neither of the two variables: its pods have one rank each.
             let local_rank = self.number("LOCAL_RANK")?.unwrap_or(0);
             let local_size = self.number("LOCAL_WORLD_SIZE")?.unwrap_or(1).max(local_rank + 1);
             return Ok(Some((launcher, World { rank, size, local_rank, local_size })));
@@ -110,7 +110,7 @@ impl Variables<'_> {
         ] {
             if self.get(&rank).is_some() && self.get(&size).is_some() {
                 let (rank, size) = (self.needed(launcher, &rank)?, self.needed(launcher, &size)?);
-                // Without word of machines there is one.
+                // If the launcher says nothing about machines, there is only one.
                 let local_rank = self.number(&local_rank)?.unwrap_or(rank);
                 let local_size = self.number(&local_size)?.unwrap_or(size);
                 return Ok(Some((launcher, World { rank, size, local_rank, local_size })));

@@ -66,7 +66,7 @@ pub struct Gloo {
     functions: Functions,
     ranks: Mutex<Ranks>,
     rendezvous: Rendezvous,
-    /// Of all ranks, or of those of this machine.
+    /// This engine's ranks: all ranks of the run, or those of this machine.
     world: World,
     limits: Limits,
     /// Whether an operation has failed: peers may be gone, and closing would wait for them.
@@ -205,7 +205,8 @@ impl Gloo {
         Self::connect_as(rendezvous, world, "gloo", limits, Arc::default())
     }
 
-    /// As a rank of `world`, whose ranks meet in the store under the key `group`. All groups of a rank share `failed`.
+    /// Connects as a rank of `world`, whose ranks meet in the store under the key `group`. All groups of a rank share
+    /// `failed`.
     fn connect_as(
         rendezvous: Rendezvous,
         world: World,

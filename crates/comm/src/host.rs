@@ -88,15 +88,16 @@ impl Host {
             let visitors: Arc<Mutex<Visitors>> = Arc::default();
             for stream in listener.incoming() {
                 let Ok(stream) = stream else {
-                    // Such as: no file is left. It passes, or the others run into their timeouts.
+                    // For example, no file descriptor is left. Either that passes, or the others run into their
+                    // timeouts.
                     std::thread::sleep(Duration::from_millis(20));
                     continue;
                 };
                 let (state, token, visitors) = (Arc::clone(&served), token.clone(), Arc::clone(&visitors));
                 let number = lock(&visitors).enter(&stream);
-                // A visitor that says something else than it should is left alone: nobody is to be told.
+                // If a visitor breaks the protocol, it is dropped, and nobody has to be told.
                 let receive = move || drop(receive(&stream, &token, &state, || lock(&visitors).leave(number)));
-                // Where the system has no thread left the visitor is turned away by the drop of its connection.
+                // If the system has no thread left, the visitor is turned away, because its connection is dropped.
                 drop(std::thread::Builder::new().name("visitor".into()).spawn(receive));
             }
         };

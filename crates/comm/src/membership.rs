@@ -36,7 +36,7 @@ const RECENT: Duration = Duration::from_secs(2);
 const SHOWN: usize = 8;
 
 impl Claim {
-    /// The claim of this process.
+    /// The claim that this process makes: its rank, the world size, and its facts.
     pub fn of(world: World, facts: Facts) -> Self {
         let host = tunesmith_base::files::system("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "this machine" } else { host.trim() };
@@ -169,7 +169,7 @@ impl Membership {
         }
     }
 
-    /// A rank's connection has ended.
+    /// Notes that a rank's connection has ended.
     pub fn leave(&mut self, rank: u32) {
         self.gone.insert(rank);
     }
@@ -188,7 +188,7 @@ impl Membership {
         self.dispute.is_none() && self.seen.first().is_some_and(|first| self.seen.len() == first.claim.size as usize)
     }
 
-    /// Why the ranks disagree, for `rank`.
+    /// Why the ranks disagree; `None` if they do not. Notes that `rank` has received the dispute.
     pub fn dispute(&mut self, rank: u32, now: Instant) -> Option<String> {
         if self.dispute.is_none() && !self.is_complete() {
             self.dispute = self.insistent(now);

@@ -17,7 +17,7 @@ use tunesmith_base::error::{Error, Result};
 
 /// How long ranks wait for each other at the start, if nothing else is set.
 const GATHERING: Duration = Duration::from_secs(300);
-/// After this time a rank says for whom it waits.
+/// After this time, a rank reports which ranks it waits for.
 const SILENCE: Duration = Duration::from_secs(5);
 /// How long another process, such as an earlier run that is about to end, may hold the address. With the last attempt
 /// (three seconds) that is ten seconds.
@@ -47,7 +47,7 @@ pub trait LocalMainFirst: Send + Sync {
 pub struct Wait<'a> {
     /// The time limit; by default five minutes.
     pub limit: Duration,
-    /// Is told for whom the rank waits, if that takes longer than five seconds.
+    /// Called once with the ranks that are missing, if waiting takes longer than five seconds.
     pub say: &'a dyn Fn(&str),
 }
 
@@ -76,7 +76,7 @@ impl<'a> Waiting<'a> {
         self.wait.limit.saturating_sub(self.began.elapsed())
     }
 
-    /// Says once for whom this rank waits, and where.
+    /// Reports once which ranks this rank waits for, and at which address.
     fn tell(&self, missing: &[usize], address: &dyn Display) {
         if self.began.elapsed() >= SILENCE && !self.said.replace(true) {
             (self.wait.say)(&format!("waiting for {} at {address}", ranks(missing)));
@@ -172,7 +172,7 @@ impl Rendezvous {
 
     /// The key in the store that the first rank of this machine sets.
     fn release_key(&self) -> String {
-        // Ranks of a machine are numbered one behind the other.
+        // The ranks of a machine have successive numbers.
         format!("prepared/{}", self.world.rank - self.world.local_rank.min(self.world.rank))
     }
 }
@@ -249,7 +249,7 @@ impl<'a> Retries<'a> {
     /// `refused`, if another try is useless or time is up.
     fn try_again(&mut self, address: &str, refused: ConnectError) -> Result<()> {
         let mut pause = Duration::from_millis(50);
-        // Somewhere else is a new start.
+        // Another address is a new start.
         self.foreign.take_if(|(_, place, _)| place != address);
         match refused {
             ConnectError::Dispute(error) => return Err(error),
@@ -257,7 +257,7 @@ impl<'a> Retries<'a> {
             ConnectError::Foreign(error) => {
                 let since = self.foreign.take().map_or_else(Instant::now, |(since, ..)| since);
                 self.foreign = Some((since, address.to_owned(), error));
-                // The host counts tries that go on.
+                // Slower, because the host counts tries that go on.
                 pause = Duration::from_millis(500);
             }
             ConnectError::RunEnded(error) | ConnectError::Unreachable(error) if self.waiting.is_over() => {
@@ -266,7 +266,7 @@ impl<'a> Retries<'a> {
                     .with_more(&format!("rank 0 did not come within {waited} s"))
                     .hint("check that rank 0 has started, and that MASTER_ADDR and MASTER_PORT name its machine"));
             }
-            // Its host has the token: whoever was there before is gone.
+            // The host knows the token, so whoever listened there before is gone.
             ConnectError::RunEnded(_) => self.foreign = None,
             ConnectError::Unreachable(_) => self.waiting.tell(&[0], &address),
         }

@@ -102,7 +102,7 @@ fn handshake(stream: &mut (impl Read + Write), token: &RunToken, claim: &Claim) 
     });
     let said = match answered {
         Ok(said) => said,
-        // A host hangs up on who does not know its token.
+        // A host closes the connection to a rank that does not know its token.
         Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
             return Ok(Handshake::WrongToken);
         }
@@ -275,7 +275,7 @@ pub fn read_anything(bytes: &[u8]) {
         && super::host::answer(operation[0] % 4, &mut frames, &state, 1).is_ok()
     {}
     let claim = Claim { rank: 0, size: 2, who: String::new(), facts: super::membership::Facts::new() };
-    // What comes of them is of no interest.
+    // The results do not matter.
     let _ = handshake(&mut Sent(bytes), &token, &claim);
     let _ = handshake(&mut Sent(&[&MAGIC[..], bytes].concat()), &token, &claim);
     let _ = exchange(&mut Sent(bytes), &[]);

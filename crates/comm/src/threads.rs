@@ -139,7 +139,7 @@ impl Threads {
         self.table.changed.notify_all();
         let (mut state, all_there) = self.wait(state, operation);
         if let Err(error) = all_there {
-            // Nobody looks before all are there, and from now on nobody will.
+            // Nobody reads the buffers before all ranks have come, and from now on nobody will.
             let (parts, buffers) = (Vec::new(), Vec::new());
             state.contributions[rank] =
                 Some(Arc::new(Contribution { operation, size, parts, buffers, withdrawn: true }));
@@ -148,7 +148,7 @@ impl Threads {
         }
         let shown: Vec<Arc<Contribution>> = state.contributions.iter().flatten().cloned().collect();
         drop(state);
-        // Also when `take` panics: the others must not look at memory that is given up.
+        // Runs even if `take` panics: other ranks must not read memory that has been freed.
         let leaving = LeaveGuard(self);
         let what = |shown: &Contribution| (shown.operation, shown.size, &shown.parts) == (operation, size, &own.parts);
         let differs = shown.iter().position(|other| !what(other));
@@ -200,7 +200,7 @@ impl Threads {
         self.exchange("all_gather", size, shown, buffers, |all| self.fill(all, &parts))
     }
 
-    /// Copies every other rank's parts of what it shows, in bytes, to the same places here.
+    /// Copies the other ranks' parts of all buffers to the same places here. `parts` are in bytes.
     fn fill(&self, all: &[Arc<Contribution>], parts: &[&[Range<usize>]]) {
         let rank = self.world.rank;
         for (other, shown) in all.iter().enumerate().filter(|(other, _)| *other != rank) {
@@ -247,7 +247,7 @@ impl Drop for LeaveGuard<'_> {
             state.contributions.fill(None);
             table.changed.notify_all();
         }
-        // They are copying: that ends.
+        // Other ranks are still copying, which ends soon.
         while state.contributions[world.rank].is_some() {
             state = table.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

@@ -75,7 +75,7 @@ pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 /// Reads a u32, little-endian.
 ///
 /// # Errors
-/// Those of the stream.
+/// Errors of the stream.
 pub fn read_u32(stream: &mut impl Read) -> Result<u32> {
     let mut bytes = [0; 4];
     stream.read_exact(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! Owned numbers in a device's memory.
+//! [`Array`]: owned numbers in a device's memory.
 use super::pinned::{Arrival, Fetching, Pinned, Storing};
 use super::slice::{Element, Slice, SliceMut};
 use super::{Device, gpu};
@@ -15,7 +15,7 @@ pub struct Array<T>(Memory<T>);
 #[derive(Debug)]
 enum Memory<T> {
     Host(Vec<T>),
-    /// In pinned memory of the host, which a GPU copies from and to by itself.
+    /// In pinned memory of the host, which a GPU can copy from and to by itself.
     Pinned(Pinned<T>),
     /// On a GPU; its memory may have room for more.
     Gpu {
@@ -27,7 +27,7 @@ enum Memory<T> {
 }
 
 impl<T: Element> Default for Array<T> {
-    /// Empty, on the CPU.
+    /// An empty array on the CPU.
     fn default() -> Self {
         Self(Memory::Host(Vec::new()))
     }
@@ -43,7 +43,7 @@ impl<T: Element> Clone for Array<T> {
 }
 
 impl<T: Element> PartialEq for Array<T> {
-    /// On one device, of one length, and of equal numbers.
+    /// Whether both are on the same device and have the same length and equal numbers.
     fn eq(&self, other: &Self) -> bool {
         let [one, two] = [self, other].map(Array::device);
         one == two && self.len() == other.len() && (one == Device::Meta || self.to_host() == other.to_host())
@@ -113,11 +113,11 @@ impl<T: Element> Array<T> {
         pinned.fetch(range)
     }
 
-    /// Copies all numbers to `to`, which holds them once the arrival was waited for, and is not used before. Pinned numbers are
-    /// copied while the GPU computes, other ones at once.
+    /// Copies all numbers to `to`. Wait for the returned [`Arrival`] before `to` is used. Pinned numbers are copied
+    /// while the GPU computes, other ones at once.
     ///
     /// # Panics
-    /// If there are fewer or more places.
+    /// If the lengths differ.
     pub fn send(&self, mut to: SliceMut<'_, T>) -> Arrival {
         match &self.0 {
             Memory::Pinned(pinned) if to.device() == Device::Cuda(pinned.ordinal()) => pinned.send(&mut to),
@@ -217,7 +217,7 @@ impl<T: Element> Array<T> {
         self.view().read()
     }
 
-    /// For changes of its length: pinned numbers move to other memory of the host.
+    /// The memory, for changes of its length. Pinned numbers first move to ordinary memory of the host.
     fn changed(&mut self) -> &mut Memory<T> {
         if let Memory::Pinned(pinned) = &self.0 {
             self.0 = Memory::Host(pinned.values().to_vec());
@@ -251,7 +251,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// Of the numbers from `start` on, keeps those at `kept`, counted from there.
+    /// Removes the numbers from `start` on, except for those at `kept`, which is counted from `start`.
     ///
     /// # Panics
     /// If the range reaches beyond the end.
@@ -283,7 +283,7 @@ impl<T: Element> Array<T> {
     }
 }
 
-/// Makes room for `wanted` numbers in memory that holds `len`.
+/// Makes room for `wanted` numbers in memory that holds `len` numbers, which are kept.
 fn grow<T: Element>(memory: &mut gpu::Memory, len: usize, wanted: usize) {
     if wanted * size_of::<T>() > memory.bytes() {
         let larger = gpu::Memory::new(memory.ordinal(), wanted * size_of::<T>());
@@ -293,7 +293,7 @@ fn grow<T: Element>(memory: &mut gpu::Memory, len: usize, wanted: usize) {
 }
 
 impl<T: Element> From<Vec<T>> for Array<T> {
-    /// The same memory, on the CPU.
+    /// An array on the CPU, in the same memory.
     fn from(values: Vec<T>) -> Self {
         Self(Memory::Host(values))
     }

@@ -59,7 +59,7 @@ impl Leaving {
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        // Where that fails the GPU is lost, and nobody writes to the buffer any more.
+        // If this fails, the GPU is lost, and nobody writes to the buffer any more.
         let _ = self.copied.take().map(|copied| gpu::wait(self.ordinal, &copied));
     }
 }
@@ -99,7 +99,7 @@ impl Coming {
 
 impl Drop for Coming {
     fn drop(&mut self) {
-        // As for what leaves.
+        // If this fails, the GPU is lost, and nobody writes to the buffer any more.
         let _ = self.copied.take().map(|copied| gpu::wait(self.from.ordinal, &copied));
     }
 }

@@ -1,4 +1,4 @@
-//! Memory for activations.
+//! [`Buffer`]: memory for activations.
 use super::{Device, gpu, memory};
 use crate::slice::{Floats, FloatsMut, Slice, SliceMut};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -43,10 +43,10 @@ impl Buffer {
         Self { start, memory, values, device }
     }
 
-    /// Some of its values, on a GPU.
+    /// Borrows the values `range` of a buffer on a GPU.
     ///
     /// # Panics
-    /// If it is not on a GPU, or has fewer.
+    /// If the buffer is not on a GPU, or has fewer values.
     pub fn floats(&self, range: Range<usize>) -> Floats<'_> {
         let memory = self.memory.as_deref().expect("memory of a GPU");
         Slice::of_gpu(memory, self.values).slice(range)
@@ -55,7 +55,7 @@ impl Buffer {
     /// As [`Buffer::floats`], to write.
     ///
     /// # Panics
-    /// As there.
+    /// As [`Buffer::floats`].
     pub fn floats_mut(&mut self, range: Range<usize>) -> FloatsMut<'_> {
         let memory = self.memory.as_deref().expect("memory of a GPU");
         SliceMut::of_gpu(memory, self.values).slice(range)

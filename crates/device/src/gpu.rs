@@ -299,7 +299,7 @@ pub fn record(ordinal: u8) -> Event {
 /// Makes the GPU's later work wait for an event of another stream. If that is impossible, the host waits.
 ///
 /// # Errors
-/// The driver's: the GPU is lost.
+/// Errors of the driver: the GPU is lost.
 pub(crate) fn wait(ordinal: u8, event: &Event) -> Result<()> {
     if OPEN[usize::from(ordinal)].get().is_none() {
         return Ok(());
@@ -330,7 +330,7 @@ pub fn break_off(ordinal: u8, error: Error) {
 /// Free and total bytes of the GPU's memory, for all programs together.
 ///
 /// # Errors
-/// The driver's.
+/// Errors of the driver.
 pub fn free_and_total(ordinal: u8) -> Result<(u64, u64)> {
     open(ordinal)?;
     let gpu = gpu(ordinal);

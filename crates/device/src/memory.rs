@@ -108,7 +108,7 @@ pub struct Budget {
     bytes: u64,
 }
 
-/// All that live now.
+/// All budgets that are alive now.
 static BUDGETS: Mutex<Vec<(Device, u64)>> = Mutex::new(Vec::new());
 
 impl Budget {

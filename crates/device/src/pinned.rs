@@ -38,12 +38,12 @@ pub struct Storing<T: Element> {
     ordinal: u8,
 }
 
-/// The end of copies from the host to a GPU. What the GPU does after it was dropped waits for them.
+/// The end of copies from the host to a GPU. Once this is dropped, whatever the GPU does next waits for the copies.
 #[derive(Debug, Default)]
 pub struct Arrival(Option<(u8, Arc<Event>)>);
 
 impl Arrival {
-    /// The later one of two: copies are made in order.
+    /// The later one of two arrivals; copies are made in order, so it covers both.
     #[must_use]
     pub fn then(mut self, mut later: Self) -> Self {
         Self(later.0.take().or_else(|| self.0.take()))
@@ -57,7 +57,7 @@ impl Arrival {
 
 impl Drop for Arrival {
     fn drop(&mut self) {
-        // As for what is fetched.
+        // If this fails, the GPU is lost, and nobody uses the numbers any more.
         let _ = self.0.take().map(|(ordinal, copied)| gpu::wait(ordinal, &copied));
     }
 }
@@ -76,7 +76,7 @@ impl<T: Element> Pinned<T> {
         self.ordinal
     }
 
-    /// Waits until nothing is copied any more.
+    /// Waits until the last copy from or to it has ended.
     fn settle(&self) {
         let copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner).take();
         gpu::checked(copied.map_or(Ok(()), |copied| copied.synchronize()));
@@ -171,7 +171,7 @@ impl<T: Element> Drop for Fetching<T> {
 
 impl<T: Element> Drop for Storing<T> {
     fn drop(&mut self) {
-        // As for what is fetched.
+        // If this fails, the GPU is lost, and nobody writes to the memory any more.
         let _ = self.copied.take().map(|copied| gpu::wait(self.ordinal, &copied));
     }
 }

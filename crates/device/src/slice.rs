@@ -1,4 +1,5 @@
-//! Borrowed numbers in a device's memory: weights, gains, trained values, gradients, optimizer state.
+//! [`Slice`] and [`SliceMut`]: borrowed numbers in a device's memory, such as weights, gains, trained values,
+//! gradients, or optimizer state.
 //!
 //! [`CpuSlice`] gives the slice on the CPU to what runs there: the ops' CPU kernels and the
 //! collectives. Everything else reads and writes copies ([`Slice::to_host`], [`SliceMut::on_host`]), which cost nothing on
@@ -29,13 +30,13 @@ macro_rules! elements {
 
 elements!(f32, f64, bf16, u8, u32, u64, i32);
 
-/// Their bytes.
+/// The bytes of the numbers.
 pub(super) fn bytes<T: Element>(values: &[T]) -> &[u8] {
     // SAFETY: elements have no padding, so that each byte is initialised.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Their bytes, to write.
+/// The bytes of the numbers, to write.
 pub(super) fn bytes_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: elements have no padding, and any bytes are values of theirs.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
@@ -110,7 +111,7 @@ enum Numbers<'a, T> {
 }
 
 impl<T: Element> Default for Slice<'_, T> {
-    /// None, on the CPU.
+    /// An empty slice on the CPU.
     fn default() -> Self {
         Self(Numbers::Host(&[]))
     }
@@ -140,7 +141,7 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// So many numbers on the meta device.
+    /// `len` numbers on the meta device.
     pub const fn meta(len: usize) -> Self {
         Self(Numbers::Meta(len))
     }
@@ -159,7 +160,7 @@ impl<'a, T: Element> Slice<'a, T> {
         self.len() == 0
     }
 
-    /// A part of them.
+    /// The numbers at `range`.
     ///
     /// # Panics
     /// If the range reaches beyond the end.
@@ -184,15 +185,15 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// Copies them to the host; zeros from the meta device.
+    /// Copies the numbers to the host; zeros from the meta device.
     pub fn read(self) -> Vec<T> {
         self.to_host().into_owned()
     }
 
-    /// Copies them to `host`, which has the same length; zeros from the meta device.
+    /// Copies the numbers to `host`, which has the same length; zeros from the meta device.
     ///
     /// # Panics
-    /// If there are fewer or more than `host` has.
+    /// If the lengths differ.
     pub fn read_into(self, host: &mut [T]) {
         match self.0 {
             Numbers::Host(values) => host.copy_from_slice(values),
@@ -204,7 +205,7 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// Whether they equal these numbers exactly. Always false on the meta device.
+    /// Whether the numbers equal those of `host` exactly. Always false on the meta device.
     pub fn equal(self, host: &[T]) -> bool {
         match self.0 {
             Numbers::Host(values) => values == host,
@@ -213,7 +214,7 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// The device that they are on.
+    /// The device that holds the numbers.
     pub const fn device(self) -> Device {
         match self.0 {
             Numbers::Host(_) => Device::Cpu,
@@ -258,7 +259,7 @@ enum NumbersMut<'a, T> {
 }
 
 impl<T: Element> Default for SliceMut<'_, T> {
-    /// None, on the CPU.
+    /// An empty slice on the CPU.
     fn default() -> Self {
         Self(NumbersMut::Host(&mut []))
     }
@@ -277,12 +278,12 @@ impl<'a, T: Element> SliceMut<'a, T> {
     /// As [`Slice::address`].
     ///
     /// # Panics
-    /// As there.
+    /// As [`Slice::address`].
     pub const fn address(&self) -> u64 {
         self.view().address()
     }
 
-    /// So many numbers on the meta device.
+    /// `len` numbers on the meta device.
     pub const fn meta(len: usize) -> Self {
         Self(NumbersMut::Meta(len))
     }
@@ -301,7 +302,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         self.len() == 0
     }
 
-    /// The device that they are on.
+    /// The device that holds the numbers.
     pub const fn device(&self) -> Device {
         self.view().device()
     }
@@ -315,7 +316,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// A part of them.
+    /// The numbers at `range`.
     ///
     /// # Panics
     /// If the range reaches beyond the end.
@@ -331,7 +332,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// The numbers before `at`, and the numbers from there on.
+    /// Splits the numbers in two: those before `at`, and those from there on.
     ///
     /// # Panics
     /// If there are fewer than `at`.
@@ -362,10 +363,10 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Copies numbers of any device into them; both have the same length.
+    /// Copies numbers from any device, which are as many.
     ///
     /// # Panics
-    /// If there are fewer or more.
+    /// If the lengths differ.
     pub fn copy_from(self, from: Slice<'_, T>) {
         assert_eq!(self.len(), from.len(), "a number for each place");
         match (self.0, from.0) {
@@ -377,15 +378,15 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Copies numbers of the host into them; both have the same length.
+    /// Copies numbers from the host, which are as many.
     ///
     /// # Panics
-    /// If there are fewer or more.
+    /// If the lengths differ.
     pub fn write(self, host: &[T]) {
         self.copy_from(host.into());
     }
 
-    /// Sets all of them to zero.
+    /// Sets all numbers to zero.
     pub fn zero(self) {
         match self.0 {
             NumbersMut::Host(values) => values.fill(T::default()),
@@ -395,10 +396,10 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Swaps them with as many numbers of the same device.
+    /// Swaps the numbers with those of `other`, which are as many and on the same device.
     ///
     /// # Panics
-    /// If there are fewer or more, or they are on another device.
+    /// If the lengths or the devices differ.
     pub fn swap(self, other: SliceMut<'_, T>) {
         match (self.0, other.0) {
             (NumbersMut::Host(one), NumbersMut::Host(other)) => one.swap_with_slice(other),
@@ -419,8 +420,8 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// The numbers on the host, to change: on the CPU the numbers themselves; on a GPU a copy, which is written back on
-    /// drop. The meta device gives zeros and stores nothing.
+    /// Access to the numbers from the host, to change them: on the CPU the numbers themselves; on a GPU a copy, which
+    /// is written back on drop. The meta device gives zeros and stores nothing.
     pub fn on_host(self) -> HostMut<'a, T> {
         HostMut(match self.0 {
             NumbersMut::Host(values) => Changed::Borrowed(values),
@@ -461,14 +462,14 @@ impl<'a, T: Element> From<&'a mut Vec<T>> for SliceMut<'a, T> {
     }
 }
 
-/// Numbers of a device on the host, to change ([`SliceMut::on_host`]).
+/// Numbers of a device that the host may change ([`SliceMut::on_host`]).
 #[derive(Debug)]
 pub struct HostMut<'a, T: Element>(Changed<'a, T>);
 
 #[derive(Debug)]
 enum Changed<'a, T> {
     Borrowed(&'a mut [T]),
-    /// A copy of a GPU's, which is written back.
+    /// A copy of a GPU's numbers, which is written back on drop.
     Copied(Vec<T>, Stretch),
     /// Zeros of the meta device.
     Dropped(Vec<T>),

@@ -19,15 +19,15 @@ use tunesmith_config::arguments::Reader;
 use tunesmith_ops::denormal::flush_denormal;
 use tunesmith_ops::par::TASK;
 
-/// The rule. It keeps `exp_avg_sq_row [.., rows]` and `exp_avg_sq_col [.., cols]`, or `exp_avg_sq` for a vector; with
-/// `beta1` also `exp_avg`, the mean of the updates.
+/// The update rule of Adafactor. Its state is `exp_avg_sq_row [.., rows]` and `exp_avg_sq_col [.., cols]` for a matrix,
+/// or `exp_avg_sq` for a vector; with `beta1` also `exp_avg`, the mean of the updates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adafactor {
     /// Exponent of the step number in the second moment's decay; below 0.
     pub decay_rate: f64,
     /// The largest root mean square of an update, before the learning rate.
     pub clip_threshold: f64,
-    /// Decay of the mean of updates; none for no such mean.
+    /// Decay of the mean of updates; `None` for no such mean.
     pub beta1: Option<f64>,
     /// Whether to multiply the rate by the root mean square of the tensor's weights, at least 1e-3.
     pub scale_parameter: bool,
@@ -38,7 +38,7 @@ pub struct Adafactor {
 /// The paper's two epsilons: added to squared gradients, and the smallest root mean square that scales a rate.
 const EPSILON: (f64, f64) = (1e-30, 1e-3);
 
-/// A tensor as a sequence of matrices `[rows, cols]` of its last two sizes.
+/// A tensor seen as a sequence of matrices `[rows, cols]`, its last two dimensions.
 #[derive(Clone, Copy)]
 struct Matrices {
     rows: usize,
@@ -46,7 +46,7 @@ struct Matrices {
 }
 
 impl Matrices {
-    /// None for vectors, whose second moments are not factored.
+    /// `None` for vectors, whose second moments are not factored.
     fn of(shape: &[usize]) -> Option<Self> {
         match shape {
             [.., rows, cols] => Some(Self { rows: *rows, cols: *cols }),
@@ -99,7 +99,7 @@ impl UpdateRule for Adafactor {
         let beta2 = 1.0 - (step as f64).powf(self.decay_rate);
         let rate = if self.scale_parameter { rate * EPSILON.1.max(rms(values.iter().copied())) } else { rate };
         let (moments, first) = state.split_at_mut(if slot.shape.len() < 2 { 1 } else { 2 });
-        // `direction` is the gradient by the root of the second moment.
+        // `direction` is the gradient divided by the root of the second moment.
         let mut direction = vec![0.0f32; values.len()];
         match (Matrices::of(&slot.shape), moments) {
             (Some(matrices), [row, col]) => {
@@ -150,7 +150,8 @@ fn rms(values: impl ExactSizeIterator<Item = f32>) -> f64 {
 /// Updates the moments `row [rows]` and `col [cols]` of a matrix, then writes `u` of the module's head to `direction`.
 fn factored(direction: &mut [f32], grads: &[f32], factor: f32, row: &mut [f32], col: &mut [f32], beta2: f64) {
     let cols = col.len();
-    // Whole rows in a task; the sums by column are added task by task, so that they do not depend on the threads.
+    // A task takes whole rows. The sums by column are added task by task, so that they do not depend on the number of
+    // threads.
     let rows_of_task = (TASK / cols).max(1);
     let sums = grads.par_chunks(rows_of_task * cols).zip(row.par_chunks_mut(rows_of_task)).map(|(grads, row)| {
         let mut by_col = vec![0.0f64; cols];

@@ -51,7 +51,7 @@ impl From<&TrainConfig> for Betas {
     }
 }
 
-/// The rule. It keeps both moments in f32: `exp_avg` and `exp_avg_sq`, as PyTorch names them.
+/// The update rule of `AdamW`. Its state is both moments in float32, `exp_avg` and `exp_avg_sq`, as PyTorch names them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW(pub Betas);
 

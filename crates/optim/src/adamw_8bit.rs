@@ -11,11 +11,11 @@ use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
 use tunesmith_ops::adamw_8bit::{self, BLOCK, CodeMap};
 
-/// Tensors of fewer values keep f32 moments.
+/// Tensors with fewer values than this keep float32 moments.
 const MIN_8BIT_SIZE: usize = 4096;
 
-/// The rule. Its state has bitsandbytes' names: the codes `state1` and `state2`, one byte per value, and the scales
-/// `absmax1` and `absmax2`, one f32 per block.
+/// The update rule of 8-bit `AdamW`. Its state has bitsandbytes' names: the codes `state1` and `state2`, one byte for
+/// each value, and the scales `absmax1` and `absmax2`, one float32 for each block.
 #[derive(Debug, Clone)]
 pub struct AdamW8bit {
     betas: Betas,

@@ -18,7 +18,7 @@ use tunesmith_config::arguments::Reader;
 use tunesmith_ops::denormal::flush_denormal;
 use tunesmith_ops::par::TASK;
 
-/// The rule. It keeps `exp_avg` (`fast`), `exp_avg_slow` and `exp_avg_sq` (`v`) in f32.
+/// The update rule of `AdEMAMix`. Its state is `exp_avg` (`fast`), `exp_avg_slow` and `exp_avg_sq` (`v`) in float32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdEmaMix {
     /// `beta1`, `beta2`, `epsilon` and the weight decay.
@@ -27,10 +27,10 @@ pub struct AdEmaMix {
     pub beta3: f64,
     /// The weight of the slow moment.
     pub alpha: f64,
-    /// Steps over which `alpha` rises from 0; none for the full `alpha` from the first step on.
+    /// Steps over which `alpha` rises from 0; `None` for the full `alpha` from the first step on.
     pub alpha_steps: Option<u64>,
-    /// Steps over which the slow moment's decay rises from `beta1` to `beta3`, with a linearly growing half-life; none
-    /// for `beta3` from the first step on.
+    /// Steps over which the slow moment's decay rises from `beta1` to `beta3`, with a linearly growing half-life;
+    /// `None` for `beta3` from the first step on.
     pub beta3_steps: Option<u64>,
 }
 

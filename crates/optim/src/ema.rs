@@ -11,7 +11,7 @@ pub struct Ema {
     decay: f64,
     /// The averages of the owned ranges end to end.
     pub values: FloatBuffer,
-    /// Flat ranges in a buffer of all values, rising.
+    /// The ranges that are averaged here, as places in a buffer of all values, rising.
     owned: Vec<Range<usize>>,
 }
 

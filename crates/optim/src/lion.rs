@@ -12,7 +12,7 @@ use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
 use tunesmith_ops::lion;
 
-/// The rule. It keeps one momentum, `exp_avg`, in f32; `epsilon` is not used.
+/// The update rule of Lion. Its state is one momentum, `exp_avg`, in float32. `epsilon` is not used.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lion(pub Betas);
 

@@ -33,7 +33,7 @@ pub enum AdjustLr {
     SpectralUnclamped,
 }
 
-/// The rule. It keeps `momentum_buffer` for matrices, and `AdamW`'s two moments for the rest.
+/// The update rule of Muon. Its state is `momentum_buffer` for matrices, and `AdamW`'s two moments for the rest.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Muon {
     /// Decay of the momentum, in 0..1.
@@ -44,7 +44,7 @@ pub struct Muon {
     pub ns_steps: usize,
     /// How the rate depends on a matrix's sizes.
     pub adjust_lr: AdjustLr,
-    /// Constants of `AdamW` for the rest; the matrices have its weight decay too.
+    /// The hyperparameters of `AdamW` for the rest; its weight decay applies to the matrices too.
     pub rest: Betas,
 }
 
@@ -93,8 +93,8 @@ impl UpdateRule for Muon {
         })
     }
 
-    /// Of a matrix: the iterate, its copy in panels, the next one as panels and as rows; three products of the shorter
-    /// side.
+    /// For a matrix: the iterate, its copy in panels, and the next iterate in panels and in rows; and three square products
+    /// with the size of the shorter side.
     fn scratch(&self, slot: &Slot) -> u64 {
         match slot.shape.as_slice() {
             [rows, cols] => 4 * (4 * slot.count() as u64 + 3 * (*rows.min(cols) as u64).pow(2)),
@@ -162,7 +162,7 @@ fn orthogonal(x: Vec<f32>, rows: usize, cols: usize, steps: usize) -> Vec<f32> {
     if high { transpose(&x, short, long) } else { x }
 }
 
-/// `[rows, cols]` as `[cols, rows]`.
+/// Transposes row-major `[rows, cols]` to `[cols, rows]`.
 fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     (0..cols).flat_map(|col| (0..rows).map(move |row| x[row * cols + col])).collect()
 }

@@ -37,12 +37,12 @@ pub struct TensorUpdate<'a> {
     pub state: &'a mut [State],
 }
 
-/// A run's gradients: of all values, or of the owned ones end to end.
+/// The gradients of a run: of all values, or of the owned values end to end.
 #[derive(Debug, Clone, Copy)]
 pub enum Gradients<'a> {
     /// In float32, as the backward pass sums them.
     F32(Floats<'a>),
-    /// In bfloat16: dequantized one tensor at a time.
+    /// In bfloat16: converted to float32 one tensor at a time.
     Bf16(Slice<'a, bf16>),
 }
 
@@ -108,7 +108,7 @@ pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
     /// Called once before each step's updates, with the learning rate of the run.
     fn begin(&mut self, _rate: f64, _step: u64) {}
 
-    /// Updates one tensor, or a part of one that [`UpdateRule::grain`] allows.
+    /// Updates one tensor, or a part of one whose cuts [`UpdateRule::grain`] allows.
     fn update(&self, update: TensorUpdate<'_>);
 
     /// State of the whole run, which checkpoints save in addition to the tensors' state.
@@ -183,7 +183,7 @@ impl Part {
     }
 }
 
-/// The rest of a buffer that is split from its start on.
+/// What is left of a buffer of values, from which parts are split off in rising order.
 struct Remaining<'a> {
     values: FloatsMut<'a>,
     at: usize,
@@ -287,7 +287,7 @@ impl Optimizer {
                     let grads = grads.slice(place);
                     updates.push(TensorUpdate { slot, values, grads, factor, rate, step, state });
                 }
-                // One after the other, so that one is wide at a time.
+                // One tensor after the other, so that only one is in float32 at a time.
                 Gradients::Bf16(grads) => {
                     wide.reset(values.device(), place.len());
                     accumulate::to_f32(grads.slice(place), wide.view_mut());

@@ -21,15 +21,15 @@ use tunesmith_device::{Floats, FloatsMut};
 use tunesmith_ops::denormal::flush_denormal;
 use tunesmith_ops::par::TASK;
 
-/// The rule. It keeps `z` and `exp_avg_sq` (`v`) for each value, and for the run the highest rate and the sum of
-/// weights so far.
+/// The update rule of schedule-free `AdamW`. Its state is `z` and `exp_avg_sq` (`v`) for each value; and for the run,
+/// the highest rate and the sum of weights so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScheduleFreeAdamW {
     /// `AdamW`'s constants; `beta1`, above 0, says how far `y` lies from `z` towards the average.
     pub betas: Betas,
-    /// `r`: the power of the step in the average's weights.
+    /// `r`: the power of the step number in the weights of the average.
     pub power: f64,
-    /// `weight_lr_power`: the power of the highest rate so far in them.
+    /// `weight_lr_power`: the power of the highest rate so far in the weights of the average.
     pub rate_power: f64,
     highest: f64,
     weight_sum: f64,

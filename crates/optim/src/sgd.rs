@@ -13,7 +13,7 @@ use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
 use tunesmith_ops::sgd;
 
-/// The rule. It keeps `momentum_buffer`, or nothing where `momentum` is 0.
+/// The update rule of SGD. Its state is `momentum_buffer`, or nothing if `momentum` is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
     /// Decay of the momentum, in 0..1.
@@ -22,7 +22,7 @@ pub struct Sgd {
     pub dampening: f64,
     /// Whether to use Nesterov momentum. Needs a momentum and no dampening.
     pub nesterov: bool,
-    /// Weight decay: the factor of weights that are added to the gradient.
+    /// Weight decay: this share of a weight is added to its gradient.
     pub weight_decay: f64,
 }
 

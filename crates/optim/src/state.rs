@@ -114,7 +114,8 @@ pub enum State {
 }
 
 impl State {
-    /// `offloaded`: in the host's memory, pinned for the device.
+    /// `count` zeros of state for values on `device`. With `offloaded`, they are in the host's memory, pinned for the
+    /// device.
     pub(super) fn zeros(device: Device, offloaded: bool, dtype: StateDtype, count: usize) -> Self {
         match (dtype, offloaded) {
             (StateDtype::F32, false) => Self::F32(FloatBuffer::zeros(device, count)),
@@ -124,7 +125,7 @@ impl State {
         }
     }
 
-    /// The GPU that it is offloaded from.
+    /// The GPU from which it is offloaded; `None` if it is not.
     pub(super) const fn offloaded(&self) -> Option<Device> {
         match self {
             Self::F32(values) => values.pinned_for(),
@@ -140,7 +141,7 @@ impl State {
         }
     }
 
-    /// Starts to copy a part back, to the position `start`.
+    /// Starts to copy a part back to the host, to the place from `start` on.
     pub(super) fn store(&mut self, start: usize, part: Self) -> StoringState {
         match (self, part) {
             (Self::F32(values), Self::F32(part)) => StoringState::F32(values.store(start, part)),
@@ -158,7 +159,7 @@ impl State {
         .state()
     }
 
-    /// Its floats; none if it holds bytes.
+    /// Its numbers, to write; an empty slice if it holds bytes.
     pub fn floats(&mut self) -> FloatsMut<'_> {
         match self {
             Self::F32(values) => values.view_mut(),

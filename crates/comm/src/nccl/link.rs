@@ -53,10 +53,10 @@ pub(super) struct UnderWay {
 pub(super) struct Link {
     pub functions: Functions,
     handles: Mutex<Handles>,
-    /// The queue of all its operations, in the order of the calls.
+    /// The queue on which all operations run, in the order of the calls.
     pub queue: Queue,
     pub rendezvous: Rendezvous,
-    /// All ranks, or those of this machine.
+    /// This engine's ranks: all ranks of the run, or those of this machine.
     pub world: World,
     pub limits: Limits,
     under_way: Mutex<UnderWay>,
@@ -89,7 +89,7 @@ impl Link {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Link::handles`], if no other thread has them; a thread that has them watches the communicator itself.
+    /// As [`Link::handles`], but `None` if another thread holds them: that thread then watches the communicator itself.
     pub(super) fn idle_handles(&self) -> Option<MutexGuard<'_, Handles>> {
         self.handles.try_lock().ok()
     }
@@ -98,7 +98,7 @@ impl Link {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets `act` pass the work of one group to NCCL, and waits until NCCL has enqueued it, not until it is done.
+    /// Lets `act` pass one group of calls to NCCL, and waits until NCCL has enqueued their work, not until it is done.
     pub(super) fn ask(
         &self,
         handles: &Handles,

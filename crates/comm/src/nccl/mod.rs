@@ -62,7 +62,7 @@ impl Nccl {
         Self::connect_as(rendezvous, ordinal, world, ID, limits)
     }
 
-    /// As a rank of `world`, whose first rank puts the NCCL id into the store under the key `group`.
+    /// Connects as a rank of `world`, whose first rank puts the NCCL id into the store under the key `group`.
     fn connect_as(rendezvous: Rendezvous, ordinal: u8, world: World, group: &str, limits: Limits) -> Result<Self> {
         probe()?;
         let link = Arc::new(Link::new(Functions::load()?, ordinal, rendezvous, world, limits)?);
@@ -135,7 +135,7 @@ impl Nccl {
     }
 }
 
-/// Makes the communicator.
+/// Makes the NCCL communicator, and waits until all ranks have joined it.
 fn connect(link: &Link, handles: &mut Handles, id: UniqueId, vigil: &mut Vigil) -> std::result::Result<(), Why> {
     let World { rank, size, .. } = link.world;
     link.queue.stream().context().bind()?;
@@ -154,7 +154,7 @@ fn connect(link: &Link, handles: &mut Handles, id: UniqueId, vigil: &mut Vigil) 
     Ok(())
 }
 
-/// Rank 0 makes it, the others read it from the store.
+/// NCCL's unique id for the communicator: rank 0 makes it, the others read it from the store.
 fn unique_id(link: &Link, group: &str) -> Result<UniqueId> {
     let mut id = UniqueId([0; 128]);
     if link.world.is_first() {
@@ -180,7 +180,7 @@ fn reserve(link: &Link, handles: &mut Handles, room: usize) -> Result<u64> {
     if let Some(buffer) = handles.buffer.as_ref().filter(|buffer| buffer.bytes() >= room) {
         return Ok(buffer.address());
     }
-    // The old one is given back first.
+    // The old buffer is freed first.
     handles.buffer = None;
     let buffer = Memory::new(link.queue.stream(), room.max(1)).map_err(|error| {
         error.hint("lower train.ddp_bucket_cap_mb, or leave the GPU more room (train.memory_budget)")
@@ -228,7 +228,7 @@ impl Collectives for Nccl {
         assert!(parts.len() == size && receive.len() == own * size, "a part for each rank");
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), send.len(), "parts cover what is sent");
         let stream = self.link.queue.stream().handle();
-        // What comes back lies behind what is sent.
+        // In the buffer, what is received lies behind what is sent.
         self.through_gpu("all_to_all", send, send.len(), receive, |functions, comm, buffer| {
             worst(parts.iter().enumerate().filter(|(peer, _)| *peer != rank).flat_map(|(peer, part)| {
                 let (from, to) = (buffer + part.start as u64, buffer + (send.len() + peer * own) as u64);
@@ -259,7 +259,7 @@ impl Collectives for Nccl {
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
         let size = self.link.world.size;
         assert!(root < size, "the root is one of the ranks");
-        // As a gathering of which everything is the root's.
+        // Like an all-gather in which all data belongs to the root.
         let end = |rank: usize| if rank < root { 0 } else { data.len() };
         let parts: Vec<_> = (0..size).map(|rank| if rank == 0 { 0 } else { end(rank - 1) }..end(rank)).collect();
         self.gather("broadcast", data, &parts)
@@ -288,7 +288,7 @@ impl Drop for Nccl {
         let link = &*self.link;
         link.under_way().ending = true;
         link.changed.notify_all();
-        // It waits a little for what is under way.
+        // The watch waits a little for operations in progress.
         self.watch.take().map(JoinHandle::join);
         let whole = link.under_way().operations.is_empty();
         let mut handles = link.handles();

@@ -11,7 +11,7 @@ use tunesmith_base::error::{Error, Result};
 /// Bytes of scratch that a product may use.
 pub const WORKSPACE: usize = 32 << 20;
 
-/// The type of a matrix's numbers.
+/// The number type of activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Number {
     /// float32.
@@ -32,7 +32,7 @@ impl Number {
         }
     }
 
-    /// What kernels call the type.
+    /// The type's name in kernels.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "float",
@@ -50,10 +50,10 @@ impl Number {
     }
 }
 
-/// A type of products' operands.
+/// The number type of an operand of a matrix product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OperandType {
-    /// A type that activations have.
+    /// One of the types of activations.
     Number(Number),
     /// FP8 with four bits of exponent. Only for A and B of a product whose A is transposed and B is not; addresses and
     /// strides are multiples of 16. From compute capability 8.9 on.
@@ -155,7 +155,7 @@ unsafe impl Send for Blas {}
 // SAFETY: as above; the algorithms are behind a lock.
 unsafe impl Sync for Blas {}
 
-/// `CUBLASLT_MATMUL_DESC_`, `CUBLASLT_MATRIX_LAYOUT_` and `CUBLASLT_MATMUL_PREF_` attributes.
+/// Numbers of cublasLt's attributes: `CUBLASLT_MATMUL_DESC_`, `CUBLASLT_MATRIX_LAYOUT_` and `CUBLASLT_MATMUL_PREF_`.
 mod attribute {
     use std::ffi::c_int;
 
@@ -315,7 +315,7 @@ fn alignment(operand: Operand, batch: u32) -> u64 {
     1 << (operand.address | strides | 256).trailing_zeros()
 }
 
-/// A description of cublasLt's.
+/// One of cublasLt's description objects, which is destroyed on drop.
 struct Object<'a> {
     handle: Handle,
     functions: &'a CublasLt,

@@ -90,10 +90,10 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Makes it current on this thread, unless it is already.
+    /// Makes the context current on this thread, unless it is already.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn bind(&self) -> Result<()> {
         if CURRENT.get() != self.handle {
             let driver = driver()?;
@@ -147,7 +147,7 @@ impl Context {
     /// Free and total bytes of its memory, for all programs together.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.bind()?;
         let driver = driver()?;
@@ -162,7 +162,7 @@ impl Context {
 const RELEASE_THRESHOLD: c_int = 4;
 
 impl Context {
-    /// The pool that memory comes from.
+    /// The GPU's default memory pool, from which all memory comes.
     pub(super) fn default_pool(&self) -> Result<Handle> {
         self.bind()?;
         let driver = driver()?;
@@ -173,7 +173,7 @@ impl Context {
         Ok(pool)
     }
 
-    /// Lets the pool keep freed memory, so that allocating it again needs no call of the system.
+    /// Makes the pool keep freed memory, so that allocating it again needs no system call.
     fn keep_freed_memory(&self) -> Result<()> {
         let pool = self.default_pool()?;
         let driver = driver()?;

@@ -361,7 +361,7 @@ functions! {
     error_text = "cublasLtGetStatusString"(Code) -> *const c_char;
 }
 
-/// The driver, initialized.
+/// The driver, loaded and initialized at the first call.
 pub(super) fn driver() -> Result<&'static Driver> {
     static LOADED: OnceLock<Result<Driver>> = OnceLock::new();
     LOADED.get_or_init(load_driver).as_ref().map_err(Clone::clone)
@@ -443,13 +443,13 @@ impl Driver {
     }
 }
 
-/// NVRTC.
+/// NVRTC, loaded at the first call.
 pub(super) fn nvrtc() -> Result<&'static Nvrtc> {
     static LOADED: OnceLock<Result<Nvrtc>> = OnceLock::new();
     LOADED.get_or_init(|| Nvrtc::find(&open_for_driver(&NVRTC)?)).as_ref().map_err(Clone::clone)
 }
 
-/// cublasLt.
+/// cublasLt, loaded at the first call.
 pub(super) fn cublas_lt() -> Result<&'static CublasLt> {
     static LOADED: OnceLock<Result<CublasLt>> = OnceLock::new();
     LOADED.get_or_init(|| CublasLt::find(&open_for_driver(&CUBLASLT)?)).as_ref().map_err(Clone::clone)

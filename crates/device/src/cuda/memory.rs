@@ -66,7 +66,7 @@ impl Drop for Memory {
 /// Waits for the stream, then returns the pool's unused memory to the system.
 ///
 /// # Errors
-/// The driver's.
+/// Errors of the driver.
 pub fn release(stream: &Stream) -> Result<()> {
     stream.synchronize()?;
     let pool = stream.context().default_pool()?;

@@ -42,7 +42,7 @@ impl Module {
         Ok(module)
     }
 
-    /// Loads a cubin or PTX.
+    /// Loads compiled code: a cubin, or PTX.
     fn of_image(context: &Arc<Context>, image: &[u8]) -> Result<Self> {
         let driver = driver()?;
         let mut ended = image.to_vec();
@@ -53,10 +53,10 @@ impl Module {
         Ok(Self(Arc::new(Loaded { handle, context: Arc::clone(context) })))
     }
 
-    /// A kernel of it.
+    /// Finds a kernel of the module.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Device`]: there is none of that name.
+    /// [`tunesmith_base::Kind::Device`]: there is no kernel of that name.
     pub fn function(&self, name: &str) -> Result<Function> {
         let driver = driver()?;
         let symbol = CString::new(name).map_err(|_| Error::device(format!("no kernel is named {name:?}")))?;
@@ -141,7 +141,7 @@ impl Function {
     /// Launches the kernel on the stream.
     ///
     /// # Errors
-    /// The driver's: a grid that the GPU does not take.
+    /// Errors of the driver: a grid that the GPU does not take.
     ///
     /// # Safety
     /// The arguments are as many as the kernel's parameters and of their types, and the kernel stays within the memory they name,

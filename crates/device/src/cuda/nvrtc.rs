@@ -70,7 +70,7 @@ pub(super) struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// For a GPU of this compute capability.
+    /// The program for a GPU of this compute capability.
     pub(super) fn new(source: &'a Source, capability: (u32, u32)) -> Result<Self> {
         let nvrtc = library::nvrtc()?;
         let wanted = (capability.0 * 10 + capability.1) as c_int;
@@ -127,7 +127,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Compiles.
+    /// Compiles the source for the GPU.
     pub(super) fn compile(&self) -> Result<Vec<u8>> {
         self.compile_with(&[]).map(|(image, _)| image)
     }
@@ -169,14 +169,14 @@ impl<'a> Program<'a> {
     }
 }
 
-/// A program of NVRTC's.
+/// A program in NVRTC, which is destroyed on drop.
 struct Open {
     nvrtc: &'static Nvrtc,
     handle: Handle,
 }
 
 impl Open {
-    /// The result of the function `name` of NVRTC's, and of the one that says its size.
+    /// What NVRTC's function `get` returns, given the function `size` that says how long it is. `name` is for messages.
     fn text(
         &self,
         name: &str,
@@ -210,7 +210,7 @@ impl Nvrtc {
         Err(Error::device(format!("{call} failed: {}", text.to_string_lossy())))
     }
 
-    /// Compute capabilities that it compiles for, times ten.
+    /// The compute capabilities that this NVRTC compiles for, times ten.
     fn architectures(&self) -> Result<Vec<c_int>> {
         let mut count = 0;
         // SAFETY: it writes one number.

@@ -23,7 +23,7 @@ impl Stream {
     /// An empty stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         context.bind()?;
         let driver = driver()?;
@@ -46,7 +46,7 @@ impl Stream {
     /// Waits until all work enqueued so far is done.
     ///
     /// # Errors
-    /// The driver's, and those of the work: a GPU reports them late.
+    /// Errors of the driver, and of the work: a GPU reports them late.
     pub fn synchronize(&self) -> Result<()> {
         self.context.bind()?;
         let driver = driver()?;
@@ -58,7 +58,7 @@ impl Stream {
     /// Makes later work wait for an event of any stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.context.bind()?;
         let driver = driver()?;
@@ -69,7 +69,7 @@ impl Stream {
     /// Records an event that happens when all work enqueued so far is done.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn record(&self) -> Result<Event> {
         self.context.bind()?;
         let driver = driver()?;
@@ -85,7 +85,7 @@ impl Stream {
     /// Copies bytes of the host. Pageable memory is staged before this returns; pinned memory is read later.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     ///
     /// # Safety
     /// There are so many bytes at `from`, and so many of the GPU's memory at `to`.
@@ -99,7 +99,7 @@ impl Stream {
     /// Copies bytes to the host; they are there after [`Stream::synchronize`].
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     ///
     /// # Safety
     /// There are so many bytes of the GPU's memory at `from`, and so many at `to`, which nothing touches until then.
@@ -113,7 +113,7 @@ impl Stream {
     /// Copies bytes within the GPU.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     ///
     /// # Safety
     /// There are so many bytes of the GPU's memory at both, which do not overlap.
@@ -124,10 +124,10 @@ impl Stream {
         driver.check("cuMemcpyDtoDAsync", unsafe { (driver.on_device)(to, from, bytes, self.handle) })
     }
 
-    /// Sets bytes.
+    /// Sets `bytes` bytes of the GPU's memory to `byte`.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     ///
     /// # Safety
     /// There are so many bytes of the GPU's memory at `at`.
@@ -167,7 +167,7 @@ impl Event {
     /// Whether it has happened.
     ///
     /// # Errors
-    /// The driver's, and those of the work before it.
+    /// Errors of the driver, and of the work before it.
     pub fn done(&self) -> Result<bool> {
         self.context.bind()?;
         let driver = driver()?;
@@ -193,7 +193,7 @@ impl Event {
     /// Milliseconds from `start` to this one; both have happened.
     ///
     /// # Errors
-    /// The driver's: one has not happened.
+    /// Errors of the driver: one has not happened.
     pub fn milliseconds_since(&self, start: &Self) -> Result<f32> {
         self.context.bind()?;
         let driver = driver()?;

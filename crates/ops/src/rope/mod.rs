@@ -1,4 +1,4 @@
-//! Rotary position embedding, RoPE (Su et al., 2021): pairs of features of a head are rotated by angles that grow with
+//! Rotary position embedding, `RoPE` (Su et al., 2021): pairs of features of a head are rotated by angles that grow with
 //! the token's position.
 //!
 //! ```text

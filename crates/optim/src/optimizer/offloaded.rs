@@ -7,15 +7,16 @@ use tunesmith_device::FloatBuffer;
 use tunesmith_ops::accumulate;
 use tunesmith_ops::factor::Factor;
 
-/// Values of a piece. Rules that need whole tensors have larger pieces. Tests have small tensors.
+/// How many values a piece has. Rules that need whole tensors have larger pieces. Smaller in tests, whose tensors are
+/// small.
 const PIECE: usize = if cfg!(test) { 1100 } else { 4 << 20 };
-/// Pieces whose state a GPU holds at a time: the current, the next, and the previous one.
+/// How many pieces' states a GPU holds at a time: those of the current, the next, and the previous piece.
 const HELD: u64 = 3;
 
-/// A part of a part.
+/// A piece of a part: the unit in which state goes through the GPU.
 struct Piece {
     part: usize,
-    /// In the tensor's flat values.
+    /// The range of the piece in the tensor's flat values.
     range: Range<usize>,
 }
 
@@ -39,7 +40,7 @@ impl Optimizer {
         let of_part = |(index, part): (usize, &super::Part)| {
             let slot = &self.slots[part.slot];
             let (whole, size) = (part.range.clone(), largest(slot.count(), self.rule.grain(slot)));
-            // Pieces are cut where ranks may be: counted from the tensor's start.
+            // Pieces are cut where ranks may be cut, counted from the tensor's start.
             let first = whole.start / size.max(1);
             (first..whole.end.div_ceil(size.max(1))).filter_map(move |at| {
                 let range = (at * size).max(whole.start)..((at + 1) * size).min(whole.end);
@@ -49,7 +50,7 @@ impl Optimizer {
         self.parts.iter().enumerate().flat_map(of_part).collect()
     }
 
-    /// Where the numbers of a piece begin and end in each state tensor of its part.
+    /// The ranges of a piece in the state tensors of its part.
     fn places(&self, piece: &Piece) -> Vec<Range<usize>> {
         let part = &self.parts[piece.part];
         let slot: &Slot = &self.slots[part.slot];
@@ -72,7 +73,8 @@ impl Optimizer {
     }
 }
 
-/// [`Optimizer::update`], after the step has been counted. `packed`: of the values and of the gradients.
+/// [`Optimizer::update`] for offloaded state, after the step has been counted. `packed` says whether the values and the
+/// gradients are packed.
 pub(super) fn update(
     optimizer: &mut Optimizer,
     mut rest: Remaining<'_>,
@@ -105,7 +107,7 @@ pub(super) fn update(
         };
         let (rate, step, state_of) = (rate * slot.lr_scale, optimizer.step, &mut state[..]);
         optimizer.rule.update(TensorUpdate { slot, values, grads, factor, rate, step, state: state_of });
-        // The copy before this one has had the time of an update.
+        // Replacing `storing` waits for the copy before this one, which has had the time of an update.
         storing = optimizer.store(piece, state);
     }
     drop(storing);
