@@ -40,7 +40,7 @@ impl Grid {
         Self::rows(count, width.div_ceil(per_pack(number)))
     }
 
-    /// One block for each of `count` rows of `width` numbers, with no more threads than a row has work for.
+    /// One block for each of `count` rows of `width` numbers, with as many threads as a row has work for: 32 to 256.
     pub(crate) fn rows(count: usize, width: usize) -> Self {
         Self::blocks(count).threads(width.next_multiple_of(32).clamp(32, THREADS as usize) as u32)
     }

@@ -1,4 +1,4 @@
-//! The kernels on the CPU. One task computes one panel. A token is a lane, so a token's weights are vectors as its
+//! `AltUp` on the CPU. One task computes one panel. A token is a lane, so a token's weights are vectors as its
 //! features are.
 use crate::activation::{Activation, LANES};
 use crate::par;

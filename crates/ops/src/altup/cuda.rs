@@ -1,4 +1,4 @@
-//! The kernels on a GPU: one thread for each number, and one block for each sum over features.
+//! `AltUp` on a GPU: one thread for each number, and one block for each sum over features.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 use std::ops::Range;

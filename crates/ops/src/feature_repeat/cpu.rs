@@ -1,4 +1,4 @@
-//! The kernels on the CPU. One task takes one panel, in which a feature is a vector of 16 tokens.
+//! Repeated features on the CPU. One task takes one panel, in which a feature is a vector of 16 tokens.
 use crate::activation::{Activation, LANES};
 use crate::par;
 

@@ -1,4 +1,4 @@
-//! The kernels on a GPU.
+//! Repeated features on a GPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 

@@ -1,4 +1,4 @@
-//! The kernels on the CPU. One task takes one panel; for the gradient, one task takes some features and sums each over
+//! A factor for each feature, on the CPU. One task takes one panel; for the gradient, one task takes some features and sums each over
 //! all tokens.
 use crate::activation::{Activation, LANES};
 use crate::par;

@@ -1,4 +1,4 @@
-//! The kernels on a GPU.
+//! A factor for each feature, on a GPU.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Source, Typed};
 use crate::floats::{Floats, FloatsMut};

@@ -48,7 +48,7 @@ pub(super) fn forward(
     with_scan(inputs, heads, |scan| cpu::forward(scan, sequences, states, out));
 }
 
-/// The temporary memory of the backward pass, beside its results.
+/// The temporary memory of the backward pass, in addition to its results.
 pub(super) fn memory(inputs: Inputs<'_>, heads: Heads) -> Memory {
     Memory::new(inputs.qkv.pool(), inputs.qkv.tokens(), heads.state(), heads.key)
 }

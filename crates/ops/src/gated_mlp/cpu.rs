@@ -1,4 +1,4 @@
-//! The kernels on the CPU. One task takes one panel, or a part of it if there are few panels.
+//! The middle of a gated MLP on the CPU. One task takes one panel, or a part of it if there are few panels.
 use super::Gate;
 use crate::activation::{Activation, LANES};
 use crate::par;

@@ -1,4 +1,4 @@
-//! The kernels on a GPU.
+//! The middle of a gated MLP on a GPU.
 use super::Gate;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

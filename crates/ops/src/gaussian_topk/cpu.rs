@@ -1,4 +1,4 @@
-//! The kernels on the CPU. One task takes one panel, in which a token is a lane.
+//! The cut at a quantile on the CPU. One task takes one panel, in which a token is a lane.
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};

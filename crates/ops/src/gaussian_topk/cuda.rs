@@ -1,4 +1,4 @@
-//! The kernels on a GPU: one block for each token.
+//! The cut at a quantile on a GPU: one block for each token.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 

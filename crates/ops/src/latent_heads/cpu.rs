@@ -1,4 +1,4 @@
-//! The kernels on the CPU: one task takes one panel. A feature is a vector of 16 tokens; features have the order that a
+//! Keys and values of latent attention on the CPU: one task takes one panel. A feature is a vector of 16 tokens; features have the order that a
 //! token's features have.
 use super::LatentHeads;
 use crate::activation::{Activation, LANES};

@@ -1,4 +1,4 @@
-//! The kernels on a GPU.
+//! Keys and values of latent attention on a GPU.
 use super::LatentHeads;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

@@ -50,7 +50,7 @@ pub(super) fn forward(
     with_scan(inputs, heads, |scan| cpu::forward(scan, sequences, states, out));
 }
 
-/// The temporary memory of the backward pass, beside its results.
+/// The temporary memory of the backward pass, in addition to its results.
 pub(super) fn memory(inputs: Inputs<'_>, heads: Heads) -> Memory {
     Memory::new(inputs.xbc.pool(), inputs.xbc.tokens(), heads.state(), heads.groups)
 }

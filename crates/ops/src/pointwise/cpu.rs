@@ -1,4 +1,4 @@
-//! The kernels on the CPU: one task takes one panel.
+//! Activation functions on the CPU: one task takes one panel.
 use super::Function;
 use crate::activation::{Activation, LANES};
 use crate::gated_mlp::{Gate, both as of_gate};

@@ -1,4 +1,4 @@
-//! The kernels on a GPU.
+//! Activation functions on a GPU.
 use super::Function;
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};

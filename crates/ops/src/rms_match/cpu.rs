@@ -1,4 +1,4 @@
-//! The kernels on the CPU: one task takes one panel, in which a token is a lane.
+//! Rescaling to another root mean square on the CPU: one task takes one panel, in which a token is a lane.
 use super::FLOOR;
 use crate::activation::{Activation, LANES};
 use crate::par;

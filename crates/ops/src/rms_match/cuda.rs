@@ -1,4 +1,4 @@
-//! The kernels on a GPU: one block for each token.
+//! Rescaling to another root mean square on a GPU: one block for each token.
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 

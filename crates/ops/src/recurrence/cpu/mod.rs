@@ -132,7 +132,7 @@ impl Scan<'_> {
     }
 }
 
-/// The temporary memory of the backward pass, beside its results.
+/// The temporary memory of the backward pass, in addition to its results.
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// The state before each chunk except the first of a sequence: for the chunk that starts at token `t` at index
