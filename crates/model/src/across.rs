@@ -1,28 +1,32 @@
-//! The rows of pictures that texts attend to by cross-attention: beside the stream, for all blocks of a walk.
+//! Image features for cross-attention: the rows that the texts of a batch attend to. They are no part of the residual
+//! stream, and all blocks of a walk use the same rows.
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::spans::Span;
 
-/// The rows of the pictures of a batch, one picture for each sequence, in order.
+/// The image features of a batch. Each sequence has one image, in the order of the sequences.
 #[derive(Debug)]
 pub struct Across {
     /// `[rows, hidden]`.
     features: Activation,
-    /// Where each picture's rows begin, and where the last one's end.
+    /// Where the rows of each image begin, and the end of the last one: one more entry than there are images.
     bounds: Vec<usize>,
     /// The number of each row within the step, for dropout.
     numbers: Vec<usize>,
-    /// Their gradient, the sum over the blocks that a backward walk came by; none where it is not asked for.
+    /// The gradient of `features`, summed over the blocks that the backward walk has passed; `None` if nobody asked for
+    /// it.
     gradient: Option<Mutex<Option<Activation>>>,
 }
 
 impl Across {
-    /// `counts` are the rows of each picture; `numbers` those of each row for dropout, or empty without.
+    /// The features of all images end to end, with the number of rows of each in `counts`. `numbers` has the number of
+    /// each row within the step, for dropout; it is empty without dropout. With `want_gradient`, backward sums the
+    /// gradient of the rows.
     ///
     /// # Panics
-    /// If the counts are not those of all rows.
+    /// If `counts` does not sum to the rows of `features`.
     pub fn new(features: Activation, counts: &[usize], numbers: Vec<usize>, want_gradient: bool) -> Self {
         let mut bounds = vec![0];
         bounds.extend(counts.iter().scan(0, |end, count| {
@@ -43,10 +47,10 @@ impl Across {
         &self.numbers
     }
 
-    /// Who sees what: the queries of each of `sequences` all rows of its picture.
+    /// The attention spans: the queries of each of `sequences` see all rows of its image.
     ///
     /// # Panics
-    /// If there are not as many sequences as pictures.
+    /// If there are not as many sequences as images.
     pub fn spans(&self, sequences: Vec<Range<usize>>) -> Vec<Span> {
         spans(sequences, &self.bounds)
     }
@@ -56,7 +60,7 @@ impl Across {
         self.gradient.is_some()
     }
 
-    /// Adds what a block gives.
+    /// Adds the gradient that one block has for the rows. Does nothing if nobody asked for it.
     pub fn add_gradient(&self, more: Option<Activation>) {
         let (Some(gradient), Some(more)) = (&self.gradient, more) else { return };
         match &mut *gradient.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -65,16 +69,16 @@ impl Across {
         }
     }
 
-    /// The gradient of the rows, `[rows, hidden]`, if a block gave some.
+    /// The summed gradient of the rows, `[rows, hidden]`; `None` if no block has added one.
     pub fn into_gradient(self) -> Option<Activation> {
         self.gradient?.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Who sees what: the queries of each of `sequences` all keys between its two `bounds`.
+/// Attention spans in which the queries of sequence i see all keys from `bounds[i]` to `bounds[i + 1]`.
 ///
 /// # Panics
-/// If there are not as many sequences as keys' parts.
+/// If `bounds` does not have one more entry than there are sequences.
 pub fn spans(sequences: Vec<Range<usize>>, bounds: &[usize]) -> Vec<Span> {
     assert_eq!(sequences.len() + 1, bounds.len(), "a picture for each sequence");
     // A query at the last position sees all keys.

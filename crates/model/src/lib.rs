@@ -1,5 +1,19 @@
-//! The decoder. A model is a row of segments: embedding, blocks, head. Each has a forward and a backward pass, and
-//! adapters ([`adapters`]) are inside its linear modules. [`Model`] reads weights from safetensors and walks the segments.
+//! The model engine: loads a decoder with its adapters, and computes forward and backward passes without autograd.
+//!
+//! A [`Model`] is a list of segments: the embedding, the blocks, and the head. Each segment has a forward pass and a
+//! backward pass that is written by hand. Adapters ([`adapters`]) are inside the linear modules. [`Model::load`] reads
+//! the weights from safetensors files. [`Model::forward_backward`], [`Model::token_losses`] and [`Model::extend`] walk
+//! over the segments for training, evaluation and decoding.
+//!
+//! Where to find what:
+//!
+//! - `decoder`: the walks over a whole model. `blocks`, `block` and `branch`: the walk over blocks, a block, and its
+//!   branches.
+//! - `attention`, `latent`, `delta_net`, `mamba`, `short_conv`: mixers. `mlp`, `plain_mlp`, `moe`: what follows them.
+//! - `linear`, `norm`, [`weight`], [`params`], [`grads`]: modules, frozen and trained values, and gradients.
+//! - `build` and the files `build_*`: how a model is put together. [`weights`]: files. [`targets`]: which modules
+//!   get an adapter.
+//! - [`vision`]: image encoders and connectors. [`shards`]: weights that ranks share.
 mod across;
 pub mod adapters;
 mod altup;

@@ -1,4 +1,5 @@
-//! The adapter of one module: its shape, how it starts, and how it is merged.
+//! The trait of an adapter on one linear module: the shapes of its tensors, its initial values, and how it is merged
+//! into the base.
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,20 +21,20 @@ pub struct Rank {
     pub r: usize,
     /// The adapter's `alpha`: the numerator of `scale`.
     pub alpha: f64,
-    /// `alpha / r` or `alpha / sqrt(r)`.
+    /// The factor on the update: `alpha / r`, or `alpha / sqrt(r)` with `use_rslora`.
     pub scale: f32,
 }
 
-/// Where an adapter is placed.
+/// Where an adapter is placed: what [`super::Method::adapter`] makes it from.
 #[derive(Debug)]
 pub struct Site<'a> {
-    /// The linear module; with `experts` one stacked parameter of theirs.
+    /// The linear module; where `experts` is set, one stacked parameter of a block's experts.
     pub module: &'a LinearSpec,
-    /// Its rank, where the kind has ranks.
+    /// Its rank and scale. For a kind of adapter without ranks, `r` is 0 and `scale` is 1.
     pub rank: Rank,
-    /// Whether it is one of `feedforward_modules`.
+    /// Whether `feedforward_modules` names the module: then the factors of (IA)³ multiply its inputs, not its outputs.
     pub feedforward: bool,
-    /// On a block's experts: how the parameter holds them.
+    /// How the parameter holds the matrices of a block's experts; `None` for a linear module.
     pub experts: Option<Stacked>,
 }
 
@@ -46,12 +47,14 @@ pub struct Stacked {
     pub interleaved: bool,
 }
 
-/// The adapter of one module: its shape, and what can be done with it.
+/// The adapter of one module: the shapes of its tensors, and what can be done with them.
 pub trait Adapter: Debug + Send + Sync {
-    /// Its tensors in the order of their values: the end of their names behind the module's, and their shapes.
+    /// Its tensors, in the order in which their values lie. For each: the name after the module's, such as
+    /// `lora_A.weight`, and the shape.
     fn tensors(&self) -> Vec<(&'static str, Vec<usize>)>;
 
-    /// All that tells it from another on the same module, in a few words.
+    /// A short text of everything that distinguishes it from another adapter on the same module: equal texts mean equal
+    /// adapters.
     fn describe(&self) -> String;
 
     /// Its rank, if it has one.
@@ -59,13 +62,15 @@ pub trait Adapter: Debug + Send + Sync {
         None
     }
 
-    /// A fresh one on a module of the model: asks `at` for the base's weight, gives it the values of [`Adapter::tensors`].
+    /// Puts a fresh adapter on a module of the model that is being built. It reads the base's weight from `at`, and
+    /// gives `at` the initial values of [`Adapter::tensors`]. Returns what computes the module's output.
     ///
     /// # Errors
     /// The base's weight cannot be read.
     fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>>;
 
-    /// Fresh ones on all experts of a block, expert by expert; where gate and up are interleaved, one on each of them.
+    /// As [`Adapter::attach`], for all experts of a block, expert by expert. Where gate and up are interleaved, an
+    /// expert gets two: one for its gate and one for its up.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`] where the kind has none.
@@ -73,7 +78,8 @@ pub trait Adapter: Debug + Send + Sync {
         Err(Error::config(format!("{}: this kind of adapter has no form for experts", at.module())))
     }
 
-    /// Merges it into a tensor of the base: `tensors` are its values in the order of [`Adapter::tensors`].
+    /// Merges the adapter into a tensor of the base, in place. `values` is that tensor, row-major, and `part` says
+    /// which part of the module it is. `tensors` are the adapter's values in the order of [`Adapter::tensors`].
     fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]);
 
     /// Whether it changes the base's bias when it is merged.
@@ -81,20 +87,21 @@ pub trait Adapter: Debug + Send + Sync {
         false
     }
 
-    /// What it takes of memory.
+    /// What it needs of memory and computation beside the base and its own trained values.
     fn footprint(&self) -> Arc<dyn Footprint>;
 }
 
-/// Which part of a module a tensor of the base is.
+/// Which part of a module a tensor of the base is: the whole weight, the bias, or one expert's rows of a stacked
+/// parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// The bias, not the weight.
     pub bias: bool,
-    /// Which expert it is of (0 where there are none).
+    /// The expert that it belongs to (0 where there are no experts).
     pub expert: usize,
-    /// The first of its rows among those of the module, and how many further on the next is.
+    /// The row of the module that is the first row of this tensor.
     pub first: usize,
-    /// See `first`; 1 where they follow each other.
+    /// How many rows of the module further on the next row of this tensor is; 1 where they follow each other.
     pub step: usize,
 }
 
@@ -103,7 +110,7 @@ pub trait Attach {
     /// The name of the module, such as `model.layers.0.self_attn.q_proj`.
     fn module(&self) -> &str;
 
-    /// A number that no other module has.
+    /// A number that no other module with an adapter has. It tells the module's dropout masks from those of others.
     fn number(&self) -> u64;
 
     /// The configuration that the model is built from.
@@ -117,7 +124,7 @@ pub trait Attach {
     /// The name of the adapter's tensor `index`, in the order of [`Adapter::tensors`].
     fn tensor_name(&self, index: usize) -> String;
 
-    /// The random numbers of a tensor of this name.
+    /// The random numbers that the tensor `name` starts with. They depend on that name and `train.seed` only.
     fn stream(&self, name: &str) -> Stream {
         Stream::new(self.config().train.seed, name)
     }
@@ -131,19 +138,21 @@ pub trait Attach {
     /// It cannot be read.
     fn values(&self) -> Result<Vec<f32>>;
 
-    /// The module's weight as it is kept, and the trained values, in case it is among them.
+    /// The module's weight as the model holds it (perhaps quantized), and the buffer of trained values, where the
+    /// weight lies if it is trained itself.
     ///
     /// # Errors
     /// It cannot be read.
     fn base(&mut self) -> Result<(&Weight, Floats<'_>)>;
 
-    /// Gives the module another weight.
+    /// Replaces the module's weight, for initializations that change the base (`PiSSA`, `LoftQ`).
     ///
     /// # Errors
     /// Its bias cannot be read.
     fn replace(&mut self, weight: Weight) -> Result<()>;
 
-    /// Where the model is built; values given to [`Attach::push`] on the meta device are not looked at.
+    /// The device that the model is built on. On a device that only counts, [`Attach::push`] does not look at the
+    /// values.
     fn device(&self) -> Device;
 
     /// Sets the values that the adapter's next tensor starts with. Returns its place among the trained values.

@@ -18,7 +18,7 @@ use tunesmith_ops::feature_scale;
 use tunesmith_ops::gemm::{Init, Matrix, Store, Term, matmul};
 use tunesmith_ops::low_rank::{Update, row_norms};
 
-/// The most tokens of a pass for which norms are kept.
+/// In passes of at most this many tokens, as in decoding, [`Magnitude::norms`] keeps its result for the next call.
 const FEW_TOKENS: usize = 16;
 
 /// The magnitudes of one module.
@@ -46,8 +46,8 @@ impl Magnitude {
         Self { range, squares, known: Arc::default() }
     }
 
-    /// The norms of [`row_norms`]. Where a few `tokens` are asked for, as token by token of an answer, the norms are kept until A
-    /// or B is another: they cost a product with the whole base.
+    /// The row norms of `W + s B A`, by [`row_norms`]. They cost a product with the whole base. So in a pass of at most
+    /// [`FEW_TOKENS`], as in decoding, the last result is used again until A or B change.
     pub fn norms(
         &self,
         pool: &Arc<Pool>,
@@ -64,14 +64,15 @@ impl Magnitude {
         if let Some(known) = lock().as_ref().filter(|known| update.a.equal(&known.a) && update.b.equal(&known.b)) {
             return known.norms.clone();
         }
-        // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
+        // The lock is not held here: while a thread waits in a parallel loop, it may take up other work that calls this
+        // function.
         let norms = fresh();
         *lock() = Some(Known { a: update.a.read(), b: update.b.read(), norms: norms.clone() });
         norms
     }
 }
 
-/// A, B and magnitudes at work.
+/// The `DoRA` adapter of a module in a pass: A, B, and the magnitudes.
 #[derive(Debug)]
 pub struct Dora {
     pub matrices: Matrices,
@@ -131,8 +132,8 @@ impl Formula for Dora {
     }
 }
 
-/// Of a fresh adapter `||W_j||²` and `||W_j + s (B A)_j||` of each row, with which the magnitudes start. `values` are
-/// the trained ones, in case the weight is among them.
+/// For a fresh adapter: `||W_j||²` of each row of the base, and `||W_j + s (B A)_j||`, the initial magnitudes. `values`
+/// is the buffer of trained values, where the weight lies if it is trained itself.
 pub fn start(weight: &Weight, values: Floats<'_>, update: Update<'_>, in_features: usize) -> (Array<f64>, Vec<f32>) {
     let squares = placed(row_squares(weight, values, in_features), update.a.device());
     let view = weight.view(values.into());
@@ -140,7 +141,7 @@ pub fn start(weight: &Weight, values: Floats<'_>, update: Update<'_>, in_feature
     (squares, norms.read())
 }
 
-/// Brings a merged row to its magnitude.
+/// Scales a merged row in place so that its norm is `magnitude`.
 pub fn set_norm(row: &mut [f32], magnitude: f32) {
     let square: f64 = row.iter().map(|&value| f64::from(value).powi(2)).sum();
     let gain = magnitude / square.sqrt() as f32;

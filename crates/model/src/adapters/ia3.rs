@@ -15,7 +15,7 @@ use tunesmith_ops::elementwise;
 use tunesmith_ops::feature_scale;
 use tunesmith_plan::memory::{self, Footprint};
 
-/// What is the same of all factors.
+/// What all (IA)³ adapters have in common.
 pub static ABOUT: About = About {
     mode: Mode::Ia3,
     title: "(IA)³",
@@ -27,21 +27,22 @@ pub static ABOUT: About = About {
     peft_type: "IA3",
     prefix: PREFIX,
     fields: r#"{"fan_in_fan_out": false, "init_ia3_weights": true}"#,
-    // PEFT sets it to what the module is.
+    // PEFT sets `fan_in_fan_out` by the class of the module.
     indifferent: &["fan_in_fan_out", "init_ia3_weights"],
     absent: "{}",
 };
 
-/// Without `target_modules`: keys, values, and what goes into the second half of the MLP, as in the paper.
+/// The modules that get factors where `target_modules` is not set: keys, values, and the last projection of the MLP, as
+/// in the paper.
 const TARGETS: [&str; 6] = ["k_proj", "v_proj", "qkv_proj", "c_attn", "down_proj", "mlp.c_proj"];
-/// Where `feedforward_modules` is not set: modules of these names, the last of the MLP.
+/// The modules whose inputs are multiplied where `feedforward_modules` is not set: the last projection of the MLP.
 const INPUTS: [&str; 2] = ["down_proj", "mlp.c_proj"];
 
 fn list(names: &[&str]) -> TargetModules {
     TargetModules::List(names.iter().map(|&name| name.to_owned()).collect())
 }
 
-/// The full names of modules with an adapter, or of those whose inputs have the factors.
+/// The full names of the modules with an adapter; with `inputs_only`, of those whose inputs are multiplied.
 fn named(placements: &[Placement], inputs_only: bool) -> Vec<String> {
     let inputs = |placement: &&Placement| !inputs_only || placement.adapter.describe() == Side::Input.word();
     placements.iter().filter(inputs).map(|placement| placement.module.clone()).collect()
@@ -145,7 +146,7 @@ impl Adapter for Factors {
         Ok(Box::new(Scaled { factors: at.push(&vec![1.0; count])?, side: self.side }))
     }
 
-    /// Rows times their factor, or columns; the bias is part of the output.
+    /// Multiplies each row of the weight by its factor, or each column. Factors of outputs multiply the bias too.
     fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]) {
         let &[factors, ..] = tensors else { return };
         let columns = if part.bias { 1 } else { self.inputs };
@@ -169,7 +170,7 @@ impl Adapter for Factors {
     }
 }
 
-/// Factors among the trained values, at work.
+/// The (IA)³ adapter of a module in a pass, with the place of its factors among the trained values.
 #[derive(Debug)]
 struct Scaled {
     factors: Range<usize>,

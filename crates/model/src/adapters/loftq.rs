@@ -1,7 +1,8 @@
-//! `LoftQ` (Li et al., 2023): a quantized weight, and an adapter that starts with what the quantization lost. In turns
-//! `Q = quantize(W - s B A)` and `s B A`, the part of `W - Q` with the largest singular values; at first `B A = 0`.
+//! `LoftQ` (Li et al., 2023): a quantized weight, and an adapter that starts with what the quantization lost. Each
+//! round quantizes `Q = quantize(W - s B A)`, and then takes for `s B A` the part of `W - Q` with the largest singular
+//! values. At first `B A = 0`.
 //!
-//! PEFT leaves the adapter's scale `s` out of account; here the sum is the approximation of the weight whatever it is.
+//! PEFT ignores the adapter's scale `s` here. In this implementation, `Q + s B A` approximates `W` for every scale.
 use super::factors::{factors, subtract};
 use crate::quantized_form::How;
 use crate::svd;
@@ -9,7 +10,8 @@ use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_ops::quant::{Quantized, encode};
 
-/// The quantized weight, and A `[rank, cols]` and B `[rows, rank]`, after `rounds` turns.
+/// Runs `rounds` rounds on a weight with `cols` columns. Returns the quantized weight, A `[rank, cols]`, and B
+/// `[rows, rank]`.
 ///
 /// # Errors
 /// As [`encode::quantize`].

@@ -1,7 +1,7 @@
 //! LoRA (Hu et al., 2021): `y = W x + b + B (s A x)`, `s = alpha / r` or, rank-stabilised, `alpha / sqrt(r)`. Given
 //! `dy`: `dz = s B^T dy`, `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`. Dropout acts on the adapter's
-//! input alone, as in PEFT. `low_rank` computes it, `dora` with magnitudes; [`super::start`]
-//! initializes A and B.
+//! input alone, as in PEFT. The product is in `low_rank`, magnitudes are in `dora`, and [`super::start`] initializes A
+//! and B.
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -23,7 +23,7 @@ use tunesmith_device::Array;
 use tunesmith_ops::low_rank;
 use tunesmith_plan::memory::{Footprint, LowRank};
 
-/// What is the same of all LoRA adapters.
+/// What all LoRA adapters have in common.
 pub static ABOUT: About = About {
     mode: Mode::Lora,
     title: "LoRA",
@@ -42,7 +42,7 @@ pub static ABOUT: About = About {
     indifferent: &[
         "corda_config",
         "eva_config",
-        // PEFT sets it to what the module is.
+        // PEFT sets `fan_in_fan_out` by the class of the module.
         "fan_in_fan_out",
         "loftq_config",
         "lora_ga_config",
@@ -106,8 +106,8 @@ impl Method for LoraConfig {
         let parameters = parameters(placements);
         let all_linear = self.target_modules == TargetModules::AllLinear;
         if !parameters.iter().all(named) || all_linear && !parameters.is_empty() {
-            // Some have been found by the name of a module, which PEFT writes as the parameter that it is. Such names also double
-            // the rank of a parameter that is named by itself.
+            // Some parameters were found by the name of a module. PEFT's file lists them as the parameters that they
+            // are. Such names also double the rank of a parameter that is named by itself.
             self.list(placements, tuning);
         } else if matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
             tuning.lora.target_modules = names(placements);
@@ -164,9 +164,9 @@ impl Method for LoraConfig {
 
     fn read_field(&self, key: &str, value: &Value) -> Option<Value> {
         match (key, value.as_str()) {
-            // Ways to start whose matrices are stored, and which leave the base as it is.
+            // These initializations store A and B in the file, and leave the base as it is.
             ("init_lora_weights", Some("eva" | "orthogonal")) => Some(Value::Bool(true)),
-            // Others also change the base: their adapters fit another one.
+            // Others also change the base: such an adapter fits another base than this one.
             ("init_lora_weights", Some(word)) if !["gaussian", "pissa"].contains(&word) => None,
             _ => Some(value.clone()),
         }
@@ -178,14 +178,15 @@ impl Method for LoraConfig {
     }
 }
 
-/// The low-rank update of a module: `s B A`, A `[r, in_features]`, B `[out_features, r]`. Of experts rows `e r..` of A
-/// are expert e's, and of B every so many-th column as there are experts.
+/// The low-rank update of a module, `s B A`, with A `[r, in_features]` and B `[out_features, r]`. On stacked experts, A
+/// is `[experts * r, in_features]` and B `[out_features, r * experts]`. Expert e then has the rows from `e * r` to
+/// `(e + 1) * r` of A, and every column `e + k * experts` of B, for k from 0 to r - 1.
 #[derive(Debug)]
 struct Update {
     outputs: usize,
     inputs: usize,
     rank: Rank,
-    /// With `DoRA`: the weight has a trained magnitude for each output.
+    /// Whether the weight has a trained magnitude for each output (`use_dora`).
     magnitudes: bool,
     experts: Option<Stacked>,
 }

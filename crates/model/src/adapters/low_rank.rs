@@ -15,14 +15,14 @@ use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer}
 pub struct Matrices {
     /// The place of A `[rank, in_features]` among the trained values.
     pub a: Range<usize>,
-    /// That of B `[out_features, rank]`, or of all experts `[rows, rank * experts]`.
+    /// The place of B `[out_features, rank]`; where `expert` is set, of the B of all experts, `[rows, rank * experts]`.
     pub b: Range<usize>,
     pub rank: usize,
     /// The factor s: `alpha / r`, or `alpha / sqrt(r)` with `use_rslora`.
     pub scale: f32,
     /// Seeds this module's dropout mask, so that every module has its own.
     pub module: u64,
-    /// Where the stored B is that of all experts.
+    /// Which part of the stored B belongs to this expert, where B holds all experts.
     pub expert: Option<OfExpert>,
 }
 
@@ -45,7 +45,7 @@ impl Matrices {
         (first * row + expert, step * row, experts)
     }
 
-    /// B's values from its first one on, and the strides of its rows and columns.
+    /// The values of B from its first one on, and the strides of its rows and columns.
     pub(super) fn b<'a>(&self, values: Values<'a>) -> (Floats<'a>, usize, usize) {
         let (first, row, col) = self.layout();
         (values.at(&self.b).slice(first..self.b.len()), row, col)
@@ -56,7 +56,7 @@ impl Matrices {
         base.pass.dropout.map(|drops| drops.of(self.module, x.tokens()).apply(x))
     }
 
-    /// The product `B (s A x)` in a pass over so many tokens.
+    /// The product `B (s A x)` in a pass over `tokens` tokens.
     pub(super) fn product<'a>(&self, base: Base<'a>, tokens: usize) -> LowRank<'a> {
         let (b, row, col) = self.b(base.pass.values);
         LowRank {

@@ -1,4 +1,5 @@
-//! A kind of adapter with its settings: which modules it is on, and how PEFT's file writes it.
+//! The trait of a kind of adapter (LoRA, (IA)³, OFT) with its settings: which modules it is on, and how PEFT's
+//! `adapter_config.json` stores it.
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -9,55 +10,56 @@ use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Bias, Mode, Patterns, Section, TargetModules, TuningConfig};
 
-/// What is the same of all adapters of a kind.
+/// What all adapters of one kind have in common, whatever their settings.
 #[derive(Debug)]
 pub struct About {
     /// The value of `tuning.mode` that chooses this kind.
     pub mode: Mode,
     /// The name of the kind in messages, such as `LoRA`.
     pub title: &'static str,
-    /// What its tensors are, in words.
+    /// What its tensors are, in words, for messages.
     pub parts: &'static str,
     /// Its section of the configuration; keys are named as in PEFT.
     pub section: &'static Section,
-    /// Keys that shape training alone.
+    /// Keys that affect training only, such as dropout. A run that continues an adapter may change them.
     pub training: &'static [&'static str],
-    /// Keys that matter before step 1 alone.
+    /// Keys that decide the initial values only, and have no effect after step 1.
     pub starting: &'static [&'static str],
-    /// Keys that PEFT's file does not have.
+    /// Keys that PEFT does not know, and that `adapter_config.json` therefore leaves out.
     pub ours: &'static [&'static str],
     /// The value of `peft_type` in `adapter_config.json`.
     pub peft_type: &'static str,
-    /// What the names of its tensors begin with, behind the module's.
+    /// What the names of its tensors begin with after the module's name, such as `lora_`.
     pub prefix: &'static str,
-    /// What PEFT's file holds beside the keys of the section and what is in each such file, as a JSON object. Where another
-    /// value of a field stands, an adapter is refused, unless one is among `indifferent`.
+    /// The other fields of `adapter_config.json` for this kind, with the values that are supported, as a JSON object.
+    /// Keys of `section` and the fields that every kind has are not among them. An adapter whose field has another
+    /// value is refused, unless the field is in `indifferent`.
     pub fields: &'static str,
-    /// Of these the fields that change no number.
+    /// Those of `fields` whose values do not change what the adapter computes.
     pub indifferent: &'static [&'static str],
-    /// Keys that PEFT takes to be so where its file leaves them out, as a JSON object.
+    /// The values that PEFT assumes for keys that its file leaves out, as a JSON object.
     pub absent: &'static str,
 }
 
-/// The settings of a kind, as the configuration or PEFT's file has them.
+/// A kind of adapter with its settings, from the configuration or from PEFT's file.
 pub trait Method: Debug {
-    /// What is the same of all of its kind.
+    /// What all adapters of its kind have in common.
     fn about(&self) -> &'static About;
 
     /// Which modules get an adapter.
     fn targets(&self) -> Targets;
 
-    /// The adapter of a module.
+    /// The adapter that these settings put on a module.
     fn adapter(&self, site: &Site<'_>) -> Arc<dyn Adapter>;
 
-    /// These settings in `tuning`, such that they name these placements one by one: what goes on training may have another
-    /// rule for names that are not written out.
+    /// Writes these settings to `tuning`, with every placement listed by its full name. A run that continues from them
+    /// then trains the same modules, even if its own rule for words such as `auto` differs.
     fn list(&self, placements: &[Placement], tuning: &mut TuningConfig);
 
-    /// These settings in `tuning` as PEFT's file has them.
+    /// Writes these settings to `tuning` in the form that PEFT's file has them.
     fn write(&self, placements: &[Placement], tuning: &mut TuningConfig);
 
-    /// Refuses what does not go with each other.
+    /// Refuses settings that contradict each other, or that the placements do not allow.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`].
@@ -65,27 +67,29 @@ pub trait Method: Debug {
         Ok(())
     }
 
-    /// The share of its inputs that is zeroed in training.
+    /// The dropout probability on the adapter's input in training.
     fn dropout(&self) -> f64 {
         0.0
     }
 
-    /// Whether weights that it is placed on become others, in f32, and the values of the start are kept for that reason.
+    /// Whether the initialization changes the base's weights, as `PiSSA` does. They are then held in f32, and the
+    /// initial values of the adapter are kept ([`crate::Params::start`]).
     fn takes_from_base(&self) -> bool {
         false
     }
 
-    /// What the stamp of a checkpoint says of a start that the base depends on.
+    /// What a checkpoint's stamp records of an initialization that changes the base; `None` if the base stays as it is.
     fn start(&self) -> Option<String> {
         None
     }
 
-    /// A field of PEFT's file as the key of that name has it; nothing where it means what is not computed here.
+    /// Converts a field of PEFT's file to the value of the configuration's key of that name; `None` if the value asks
+    /// for something that is not supported.
     fn read_field(&self, _key: &str, value: &Value) -> Option<Value> {
         Some(value.clone())
     }
 
-    /// The key of that name as PEFT's file has it.
+    /// Converts the value of a configuration's key to the field of PEFT's file: the reverse of [`Method::read_field`].
     fn write_field(&self, _key: &str, value: Value) -> Value {
         value
     }
@@ -102,7 +106,7 @@ pub struct Placement {
     pub out_features: usize,
     /// Columns of the base weight.
     pub in_features: usize,
-    /// On a block's experts: how the parameter holds them.
+    /// How the parameter holds the matrices of a block's experts; `None` for a linear module.
     pub experts: Option<Stacked>,
     /// Shape and settings of the adapter.
     pub adapter: Arc<dyn Adapter>,
@@ -116,12 +120,12 @@ impl PartialEq for Placement {
 }
 
 impl Placement {
-    /// Whether PEFT knows what it is on as a parameter (`target_parameters`), not as a module.
+    /// Whether the adapter is on what PEFT knows as a parameter (`target_parameters`), not as a module.
     pub fn is_on_parameter(&self) -> bool {
         self.key != self.module
     }
 
-    /// The tensor of the base that it is on, where it is not on experts.
+    /// The name of the base's tensor that the adapter is on. Not for adapters on experts.
     pub fn weight(&self, arch: &Arch) -> String {
         let weight = format!("{}.weight", self.module);
         match &arch.experts {
@@ -139,14 +143,14 @@ impl Placement {
     }
 }
 
-/// Ranks and scales of a kind that has them.
+/// The ranks and alphas of a kind of adapter that has them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranks {
     /// Rank where no pattern says otherwise.
     pub r: usize,
     /// Alpha where no pattern says otherwise.
     pub alpha: f64,
-    /// Scale by the root of the rank.
+    /// Whether the scale is `alpha / sqrt(r)`, and not `alpha / r` (`use_rslora`).
     pub rslora: bool,
     /// PEFT's `rank_pattern`: ranks of modules that differ from `r`.
     pub rank_pattern: Patterns<usize>,
@@ -157,7 +161,7 @@ pub struct Ranks {
 /// Everything that decides where adapters go; from a configuration, or from an `adapter_config.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Targets {
-    /// The section of the configuration that says so.
+    /// The section of the configuration that these settings come from, such as `tuning.lora`, for messages.
     pub section: &'static str,
     /// PEFT's `target_modules`: the modules that get an adapter.
     pub target_modules: TargetModules,
@@ -167,11 +171,11 @@ pub struct Targets {
     pub exclude_modules: Option<TargetModules>,
     /// Whether former names of routers and experts in `target_modules` stand for these parameters: PEFT does so for LoRA.
     pub renames: bool,
-    /// Only these blocks (none or empty: all).
+    /// PEFT's `layers_to_transform`: only these blocks get adapters; `None` or empty for all blocks.
     pub layers_to_transform: Option<Vec<usize>>,
-    /// What stands before the block's number (empty: anything).
+    /// PEFT's `layers_pattern`: what stands before a block's number in a module's name; empty for any name.
     pub layers_pattern: Vec<String>,
-    /// Modules that are trained in full.
+    /// PEFT's `modules_to_save`: modules that are trained in full, beside the adapters.
     pub modules_to_save: Vec<String>,
     /// PEFT's `ensure_weight_tying`: an embedding and a head that share a matrix share it in training too.
     pub ensure_weight_tying: bool,

@@ -1,5 +1,6 @@
-//! Kinds of adapters, a file each. It has the settings, the formula forward and backward, merging into a weight,
-//! memory, and the names in PEFT's files. A new kind is a file and its line in [`tunesmith_base::registry`].
+//! The kinds of adapters (LoRA with `DoRA`, (IA)³, OFT), a file each. The file has the settings, the formula forward
+//! and backward, merging into a weight, memory, and the names in PEFT's files. A new kind is a file and its line in
+//! [`tunesmith_base::registry`].
 mod adapter;
 pub(crate) mod dora;
 mod factors;
@@ -20,7 +21,8 @@ macro_rules! kinds {
         /// Every kind of adapter, in the order of the registry.
         pub static KINDS: &[&About] = &[$( &$module::ABOUT ),*];
 
-        /// The kind of adapter that is trained, with its settings; none where weights of the model itself are.
+        /// The kind of adapter that is trained, with its settings; `None` with `tuning.mode: full` or `freeze`, which
+        /// train weights of the model itself.
         pub fn of(tuning: &TuningConfig) -> Option<&dyn Method> {
             match tuning.mode {
                 $( Mode::$mode => Some(&tuning.$module), )*
@@ -31,7 +33,8 @@ macro_rules! kinds {
 }
 tunesmith_base::registry::adapters!(kinds);
 
-/// What differs from the usual rank and alpha, by name: `rank_pattern` and `alpha_pattern`.
+/// The `rank_pattern` and the `alpha_pattern` of these placements: those whose rank is not `r`, and those whose alpha
+/// is not `alpha`, by name.
 pub fn ranks(placements: &[Placement], r: usize, alpha: f64) -> (Patterns<usize>, Patterns<f64>) {
     let key = |placement: &Placement| format!("^{}", regex::escape(&placement.key));
     let each = || placements.iter().filter_map(|placement| Some((key(placement), placement.adapter.rank()?)));
@@ -48,7 +51,8 @@ pub fn names(placements: &[Placement]) -> TargetModules {
     if names.is_empty() { TargetModules::Regex(NO_MODULE.to_owned()) } else { TargetModules::List(names) }
 }
 
-/// A regular expression that matches no name.
+/// A regular expression that matches no module: it stands for an empty list of modules, which a configuration cannot
+/// have.
 pub const NO_MODULE: &str = "^$";
 
 /// The full names of the parameters that have an adapter: experts, routers.

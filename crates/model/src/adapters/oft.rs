@@ -25,7 +25,7 @@ use tunesmith_ops::floats::Floats;
 use tunesmith_plan::memory::Footprint;
 use tunesmith_plan::memory::footprint::Shape;
 
-/// What is the same of all rotations.
+/// What all OFT adapters have in common.
 pub static ABOUT: About = About {
     mode: Mode::Oft,
     title: "OFT",
@@ -38,7 +38,7 @@ pub static ABOUT: About = About {
     prefix: PREFIX,
     fields: r#"{"bias": "none", "coft": false, "eps": 6e-05, "fan_in_fan_out": false, "layers_pattern": null,
         "module_dropout": 0.0}"#,
-    // PEFT 0.21 makes the layer that drops blocks, and does not use it.
+    // PEFT 0.21 creates the layer that drops blocks, but does not use it.
     indifferent: &["eps", "module_dropout"],
     absent: "{}",
 };
@@ -117,7 +117,7 @@ const MERGED_ROWS: usize = 512;
 struct Rotation {
     inputs: usize,
     blocks: Blocks,
-    /// It does not start as the model is.
+    /// Whether the rotation starts at random (`init_weights: false`), and not as the identity.
     moved: bool,
 }
 
@@ -155,7 +155,7 @@ impl Adapter for Rotation {
     }
 }
 
-/// What it takes: as factors of the inputs do, and the matrices.
+/// What a rotation needs: `size` multiplications for each input of a token, and memory for the matrices.
 #[derive(Debug)]
 struct Memory {
     size: u64,
@@ -173,12 +173,12 @@ impl Footprint for Memory {
     }
 }
 
-/// The rotation of a module's inputs, forward and backward.
+/// The OFT adapter of a module in a pass, with the place of its trained values.
 #[derive(Debug)]
 struct Rotated {
     weight: Range<usize>,
     blocks: Blocks,
-    /// The matrices that were made last.
+    /// The matrices of the last call, used again as long as the trained values are the same.
     known: Mutex<Option<Arc<Known>>>,
 }
 
@@ -190,8 +190,9 @@ struct Known {
 }
 
 impl Rotated {
-    /// The matrices `[blocks, size, size]` on the device of `weight`, made once for all passes of a step. On the host, so that it waits
-    /// for a GPU's trained values, to make them or to see that they are the same.
+    /// The matrices `[blocks, size, size]` on the device of `weight`, made once for all passes of a step. They are made
+    /// on the host. So each call waits until the trained values have come from a GPU, to make the matrices or to see
+    /// that the values are the same.
     fn matrices(&self, weight: Floats<'_>) -> Arc<Known> {
         let device = weight.device();
         if device == Device::Meta {
@@ -202,7 +203,8 @@ impl Rotated {
         if let Some(known) = lock().as_ref().filter(|known| weight.equal(&known.weight)) {
             return Arc::clone(known);
         }
-        // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
+        // The lock is not held here: while a thread waits in a parallel loop, it may take up other work that calls this
+        // function.
         let weight = weight.read();
         let made = placed(self.blocks.make(&weight), device);
         let known = Arc::new(Known { weight, made });
@@ -210,7 +212,8 @@ impl Rotated {
         known
     }
 
-    /// The gradients of the matrices for inputs x and those of their rotated ones; summed where blocks share theirs.
+    /// The gradients of the matrices, given the inputs `x` and the gradient `d` of the rotated inputs. They are summed
+    /// where all blocks share one matrix (`block_share`).
     fn d_matrices(&self, x: &Activation, d: &Activation) -> Vec<f32> {
         let (length, each) = (self.blocks.size * self.blocks.size, outer(self.blocks.size, x, d));
         if self.blocks.count > 1 {

@@ -10,7 +10,7 @@ use tunesmith_base::error::Result;
 use tunesmith_config::InitLora;
 use tunesmith_device::FloatBuffer;
 
-/// A and B of a module, which gets the weight that belongs to them where it is not the checkpoint's.
+/// A and B of a module. An initialization that changes the base (`PiSSA`, `LoftQ`) also replaces the module's weight.
 ///
 /// # Errors
 /// The weight cannot be read.

@@ -14,7 +14,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The number of trained values of a block: those above the diagonal of Q.
+    /// How many values of a block are trained: those above the diagonal of Q.
     pub(super) const fn trained(self) -> usize {
         self.size * (self.size - 1) / 2
     }
@@ -84,7 +84,7 @@ impl Blocks {
             }
             let (mut sum, mut d_power) = (vec![0.0; size * size], vec![0.0; size * size]);
             for (factor, below) in series.iter().zip(&powers).rev() {
-                // Of `P = P' Q`, the power below times Q.
+                // The gradient of a power `P = P' Q`, where `P'` is the power below it.
                 d_power = add(&product(&d_power, &turned, size), *factor, d_matrix);
                 sum = add(&sum, 1.0, &product(&transposed(below, size), &d_power, size));
             }
