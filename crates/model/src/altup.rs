@@ -1,5 +1,6 @@
-//! A block of several residual streams (`AltUp`, Gemma 3n). The streams lie side by side, `[tokens, streams * hidden]`. The block computes
-//! the active one; all are predicted before it and corrected after it:
+//! Alternating updates (`AltUp`, Gemma 3n): a block with several residual streams, which lie side by side,
+//! `[tokens, streams * hidden]`. The branches of the block compute the active stream only. All streams are predicted
+//! before it and corrected after it:
 //!
 //! ```text
 //! p = predict(x, P m(x_active))        m(x) = tanh(W s norm(x)),  s = 1 / hidden
@@ -36,11 +37,11 @@ pub struct AltUp {
     /// The one that the branches compute.
     pub active: usize,
     pub router: Router,
-    /// From a token's modalities to its weights of predictions, `streams * streams`.
+    /// From a token's modalities to its prediction weights, `streams * streams`.
     pub prediction: Linear,
-    /// From them to its weights of corrections, `streams`.
+    /// From a token's modalities to its correction weights, `streams`.
     pub correction: Linear,
-    /// Of the active stream, before it gates the block's own embedding.
+    /// The factors `scale` on the corrected active stream, before it gates the block's own embedding.
     pub output_scale: Gained,
     pub per_layer: PerLayerGate,
     /// The norm on the block's own embedding, gated and projected.
@@ -51,7 +52,7 @@ pub struct AltUp {
     pub end: Option<Projected>,
 }
 
-/// What gives a token's modalities, `[tokens, streams]`.
+/// The router: it computes a token's modalities, `[tokens, streams]`.
 #[derive(Debug)]
 pub struct Router {
     pub norm: Norm,
@@ -61,7 +62,7 @@ pub struct Router {
     pub scale: f32,
 }
 
-/// A token's modalities and its weights, a few numbers, and what the modules keep.
+/// The prediction or correction weights of each token (`coefs`), and what the router keeps for backward.
 #[derive(Debug)]
 struct Weights<T = Activation> {
     rstd: Activation,
@@ -69,7 +70,7 @@ struct Weights<T = Activation> {
     /// What the router keeps.
     router: Option<linear::Saved<T>>,
     coefs: Activation,
-    /// What the module behind the modalities keeps.
+    /// What the last module keeps: `prediction` or `correction`.
     extra: Option<linear::Saved<T>>,
 }
 
@@ -104,7 +105,8 @@ impl<T> Weights<T> {
 }
 
 impl<T> Saved<T> {
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let streams = |it: Option<(T, streams::Saved<T>)>| it.map(|(all, saved)| (f(all), saved.map(f)));
         Saved {
@@ -131,7 +133,7 @@ impl Router {
         h
     }
 
-    /// What `last` makes of the modalities of `x [tokens, hidden]`.
+    /// The output of `last` (`prediction` or `correction`) on the modalities of `x [tokens, hidden]`.
     fn forward(&self, pass: &Pass<'_>, last: &Linear, x: &Activation) -> Weights {
         let rstd = self.norm.stats(x, 1);
         let (logits, router) = self.linear.forward(pass, &self.input(pass, x, &rstd), None);
@@ -139,7 +141,7 @@ impl Router {
         Weights { rstd, logits, router, coefs, extra }
     }
 
-    /// From the gradient of what `last` gave to that of `x`.
+    /// From the gradient of the output of `last` to that of `x`.
     fn backward(
         &self,
         pass: &Pass<'_>,
@@ -188,7 +190,8 @@ impl AltUp {
         self.active * hidden..(self.active + 1) * hidden
     }
 
-    /// As [`branches::forward`], on all streams; also what it keeps itself.
+    /// As [`branches::forward`], on all streams. The last result is what is kept for backward beside what the branches
+    /// keep.
     pub fn forward(
         &self,
         branches: &[Branch],

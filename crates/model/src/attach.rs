@@ -1,4 +1,5 @@
-//! A module of the model that is being built, which gets a fresh adapter.
+//! Puts a fresh adapter on a module of the model that is being built: it implements [`Attach`] on the tensors that a
+//! builder reads.
 use super::adapters::{Attach, Placement};
 use super::linear::Linear;
 use super::quantize::How;
@@ -17,9 +18,9 @@ pub(super) struct Module<'s, 'b> {
     /// Names and shapes of the adapter's tensors, and how many of them have their values.
     adapter: Vec<(String, Vec<usize>)>,
     pushed: usize,
-    /// It is on a block's experts, which have weights of their own.
+    /// Whether the adapter is on a block's experts, whose weights are built elsewhere.
     experts: bool,
-    /// The module's weight and bias, once they are settled.
+    /// The module's weight and bias, once they are read or replaced.
     settled: Option<(Weight, Option<Weight>)>,
 }
 

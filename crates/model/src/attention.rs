@@ -15,6 +15,8 @@ use tunesmith_ops::feature_repeat;
 use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gated_mlp::{self, Gate};
 
+/// Self-attention as the part of a branch: projections to q, k and v, norms on them, rotary embedding, and the output
+/// projection.
 #[derive(Debug)]
 pub struct Attention {
     pub qkv: Qkv,
@@ -26,9 +28,9 @@ pub struct Attention {
     pub v_norm: Option<(Norm, usize)>,
     /// Whether these norms follow the rotary embedding.
     pub norms_after_rope: bool,
-    /// What multiplies the mixed values, once it went through a sigmoid.
+    /// The gate whose sigmoid multiplies the mixed values, the output of softmax times values, before `o`.
     pub gate: OutputGate,
-    /// A logit of each query head that joins the softmax's denominator only.
+    /// Attention sinks: a logit of each query head that joins the softmax's denominator only.
     pub sinks: Option<Weight>,
     pub o: Linear,
     pub heads: Heads,
@@ -36,7 +38,8 @@ pub struct Attention {
     pub how: Scores,
     /// Which rotary table turns q and k.
     pub rope: Option<usize>,
-    /// Which rotary table turns the second half of each head of q and k, where the first half alone turns by [`Attention::rope`].
+    /// Which rotary table turns the second half of each head of q and k; [`Attention::rope`] then turns the first half
+    /// only.
     pub second_rope: Option<usize>,
     /// Its number among the model's attentions, from 0: where caches hold its keys and values.
     pub layer: usize,
@@ -49,9 +52,9 @@ pub struct Attention {
 pub enum Qkv {
     /// The attention's own projections.
     Own(Projections<3>),
-    /// As [`Qkv::Own`], with the keys, before their norm, for values too.
+    /// The attention's own projections to queries and keys. The keys before their norm are the values too.
     KeysAsValues(Projections<2>),
-    /// A projection to queries, and the keys and values of the attention of that number, which comes earlier.
+    /// A projection to queries. Keys and values are those of the earlier attention of this number.
     Shared(Projections<1>, usize),
     /// Projections from latents: multi-head latent attention.
     Latent(Box<Latent>),
@@ -62,11 +65,11 @@ pub enum Qkv {
 pub enum OutputGate {
     /// There is no gate.
     None,
-    /// The first projection has it beside each head's query.
+    /// The projection to queries gives it too: each head has its query, then its gate.
     Beside,
     /// A projection of its own.
     Own(Projections<1>),
-    /// As [`OutputGate::Own`], to a number for each head.
+    /// A projection of its own to one number for each head, which gates all features of the head.
     Heads(Projections<1>),
 }
 
@@ -88,13 +91,13 @@ pub struct Saved<T = Activation> {
     /// What the norm on q needs: its input and `rstd`.
     q_raw: Option<(T, Activation)>,
     k_raw: Option<(T, Activation)>,
-    /// Likewise; without the input where that is the keys'.
+    /// Input and `rstd` of the norm on v; without the input where the norm on k keeps the same one.
     v_raw: Option<(Option<T>, Activation)>,
     /// The mixed values.
     mixed: T,
-    /// What multiplies them, once it went through a sigmoid.
+    /// The gate, before its sigmoid.
     gate: Option<T>,
-    /// Of the gate's own projection.
+    /// What the gate's own projection keeps.
     gate_extra: Vec<Option<linear::Saved<T>>>,
     lse: Activation,
     extra: Vec<Option<linear::Saved<T>>>,
@@ -102,7 +105,8 @@ pub struct Saved<T = Activation> {
 }
 
 impl<T> Saved<T> {
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let raw = |raw: Option<(T, Activation)>| raw.map(|(input, rstd)| (f(input), rstd));
         let of_modules =
@@ -126,7 +130,7 @@ impl<T> Saved<T> {
 /// What a norm on queries or keys needs in backward: its input and `rstd`.
 type Raw = Option<(Activation, Activation)>;
 
-/// The gradients of what the projections gave.
+/// The gradients of the projections' outputs, for [`Attention::backward_projections`].
 #[derive(Debug)]
 pub enum Projected {
     /// Of queries, keys and values.
@@ -135,7 +139,7 @@ pub enum Projected {
     QueryAndKeys([Activation; 2]),
     /// Of queries alone.
     Query(Activation),
-    /// Of queries, of keys and values but for what turns, and of that.
+    /// Of queries; of values and the part of keys that does not turn; and of the part of keys that turns.
     Latent([Activation; 3], Box<latent::Saved>),
 }
 
@@ -143,7 +147,7 @@ pub enum Projected {
 #[derive(Debug)]
 pub struct OfGate(Activation, Vec<Option<linear::Saved>>);
 
-/// `x` normed in its place; returns what backward needs.
+/// Applies a norm to `x` in place. Returns its input and `rstd`, which backward needs.
 fn normed(norm: Option<&(Norm, usize)>, pass: &Pass<'_>, x: &mut Activation) -> Option<(Activation, Activation)> {
     let (norm, groups) = norm?;
     let (new, rstd) = norm.forward(pass, x, *groups);
@@ -208,7 +212,7 @@ impl Attention {
         }
     }
 
-    /// The first feature of a head of queries that turns.
+    /// The first feature of a query head that the rotary embedding turns.
     fn turns_from(&self) -> usize {
         match &self.qkv {
             Qkv::Latent(latent) => latent.heads.nope,
@@ -255,7 +259,7 @@ impl Attention {
         saved.gate.as_ref().map(|gate| gated_mlp::forward(Gate::Sigmoid, gate, &saved.mixed))
     }
 
-    /// The output of `o` on what was mixed, as `last` computes it.
+    /// Calls `last` with `o` and its input: the mixed values, gated where there is a gate.
     pub fn output<T>(&self, saved: &Saved, last: impl FnOnce(&Linear, &Activation) -> T) -> T {
         let gated = Self::gated(saved);
         last(&self.o, gated.as_ref().unwrap_or(&saved.mixed))
@@ -296,8 +300,9 @@ impl Attention {
             && self.o.takes_vectors(pass)
     }
 
-    /// The mixed values of one token as a vector `[query heads * v_head_dim, 1]`, of its vector `h [hidden, 1]`
-    /// ([`Activation::to_vector`]). `mix` does so with the vectors of queries, keys and values, and with sinks.
+    /// The mixed values of one token as a vector `[query heads * v_head_dim, 1]`, for its vector `h [hidden, 1]`
+    /// ([`Activation::to_vector`]). `mix` computes the attention: it gets the vectors of queries, keys and values, and
+    /// the sinks.
     ///
     /// # Panics
     /// Unless [`Attention::takes_vectors`].
@@ -331,8 +336,9 @@ impl Attention {
         mix(&q, &k, &v, sinks.as_ref().map(View::vector))
     }
 
-    /// Its latents, if a cache may hold them in the place of keys and values: on the CPU, where nothing but a projection (with
-    /// `LoRA`, not with an adapter of another kind) makes keys and values of them, and no window, cap, or sink is in the way.
+    /// The latent attention, if a KV cache may hold its latents in place of keys and values. That is so on the CPU
+    /// where one projection makes keys and values from the latents (with `LoRA`, but without a bias and without an
+    /// adapter of another kind), and where norms on q, k or v, a window, a cap, sinks, and a gate are absent.
     pub fn cached_latents(&self, device: Device) -> Option<&Latent> {
         let Qkv::Latent(latent) = &self.qkv else { return None };
         let norms = self.q_norm.is_some() || self.k_norm.is_some() || self.v_norm.is_some();
@@ -342,8 +348,9 @@ impl Attention {
         (plain && device == Device::Cpu && latent.absorbs()).then_some(latent)
     }
 
-    /// As [`Attention::forward_by`], of [`Attention::cached_latents`]; nothing can go backward from it. `mix` gets queries, turned
-    /// and scaled, and what [`Latent::compress`] gives of keys and values.
+    /// As [`Attention::forward_by`], for [`Attention::cached_latents`]. The result is for inference only: it has
+    /// nothing for a backward pass. `mix` gets the queries, turned and scaled, and what [`Latent::compress`] gives for
+    /// keys and values.
     pub fn forward_latents(
         &self,
         latent: &Latent,
@@ -511,7 +518,7 @@ impl Attention {
     /// From the gradients of q, k, v and the gate to that of `h [tokens, hidden]`, or none if `want_dh` is false.
     ///
     /// # Panics
-    /// If the gradients are another attention's.
+    /// If `projected` is of another kind than [`Attention::qkv`].
     pub fn backward_projections(
         &self,
         pass: &Pass<'_>,

@@ -1,4 +1,4 @@
-//! A block: branches beside the residual stream, one after the other.
+//! A block, which Hugging Face calls a decoder layer: branches beside the residual stream, one after the other.
 //!
 //! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`: two branches.
 //! Families differ in the parts, in where the norms are, and in how a branch joins the stream
@@ -15,13 +15,14 @@ use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::route::Routing;
 
+/// A block of a decoder or an image encoder.
 #[derive(Debug)]
 pub struct Block {
-    /// In order; at most one is a mixer, in which tokens take from others.
+    /// The branches in order. At most one is a mixer, in which a token sees other tokens.
     pub branches: Vec<Branch>,
     /// What its output is multiplied by (Gemma 4).
     pub scalar: Option<f32>,
-    /// What is around the branches where there are several residual streams (Gemma 3n).
+    /// What surrounds the branches in a model with several residual streams (Gemma 3n).
     pub altup: Option<Box<AltUp>>,
 }
 
@@ -34,7 +35,8 @@ pub struct Saved<T = Activation> {
 }
 
 impl<T> Saved<T> {
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         Saved { branches: self.branches.map(f), altup: self.altup.map(|saved| Box::new(saved.map(f))) }
     }
@@ -57,7 +59,7 @@ impl Block {
         self.branches.iter().any(Branch::trains) || self.altup.as_ref().is_some_and(|altup| altup.trains())
     }
 
-    /// Whether it can give an output for some tokens only: its attention then has only their queries.
+    /// Whether it can give an output for only some of the tokens: its attention then computes only their queries.
     pub fn picks_rows(&self) -> bool {
         self.branches.iter().any(|branch| matches!(branch.part, Part::Attention(_)))
     }
@@ -71,8 +73,9 @@ impl Block {
         })
     }
 
-    /// `[tokens, hidden]` to `[rows, hidden]`: the rows are all tokens, unless `rows.outputs` picks some. Between blocks of several
-    /// streams `hidden` is the width of all. With `whole` it also keeps what backward would else compute again at little cost.
+    /// `[tokens, hidden]` to `[rows, hidden]`: the rows are all tokens, unless `rows.outputs` picks some. Between
+    /// blocks of several streams `hidden` is the width of all. With `whole`, what is kept includes what backward could
+    /// recompute at little cost.
     pub fn forward(
         &self,
         pass: &Pass<'_>,
@@ -94,7 +97,8 @@ impl Block {
         (y, saved)
     }
 
-    /// What [`Block::forward`] keeps, computed again. Its output is not wanted: a last branch that keeps nothing is left out.
+    /// Recomputes what [`Block::forward`] keeps, for gradient checkpointing. The output of the block is not needed, so
+    /// a last branch that keeps nothing is left out.
     pub fn again(&self, pass: &Pass<'_>, x: &Activation, rows: BlockRows<'_>, mixing: &mut dyn Mixing) -> Saved {
         match &self.altup {
             // What corrects the other streams needs the output of the branches.

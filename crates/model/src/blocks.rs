@@ -1,5 +1,6 @@
-//! Blocks in a row on one residual stream: those of a decoder or of an encoder. Here is the walk over them, in all its
-//! forms: for evaluation, for text that grows, and forward and backward for training.
+//! The blocks of a decoder or of an image encoder, and the walks over them: for evaluation, for decoding from caches,
+//! and forward and backward for training. Gradient checkpointing, 16-bit activations and offloading to the host are
+//! decided here.
 use super::across::Across;
 use super::attention::Attention;
 use super::block::{Block, Saved};
@@ -23,6 +24,7 @@ use tunesmith_ops::activation::{Activation, Leaving};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::narrow::{Half, Narrow};
 
+/// Blocks on one residual stream, in order, with the settings of a walk over them.
 #[derive(Debug)]
 pub struct Blocks {
     /// From the lowest to the highest.
@@ -32,13 +34,14 @@ pub struct Blocks {
     first_segment: Option<usize>,
     /// The lowest block that trains anything: backward stops there.
     lowest: usize,
-    /// What each block keeps for backward.
+    /// Gradient checkpointing: what each block keeps for backward.
     pub checkpointing: Checkpointing,
-    /// How many bits what forward keeps for backward has; with float16 the gradients between blocks are rounded to it too.
+    /// The 16-bit type in which activations wait for backward; `None` leaves them as they are. With float16, the
+    /// gradients between blocks are rounded to it too.
     pub narrow: Option<Half>,
     /// Whether what forward keeps for backward waits on the host (`train.activation_offloading`).
     pub offloads: bool,
-    /// How branches are cut in long passes that keep nothing of them.
+    /// How long passes are cut into tiles of tokens, in branches that keep nothing; `None` where no pass is cut.
     pub tiles: Option<Tiles>,
 }
 
@@ -49,29 +52,31 @@ pub struct Walk<'a> {
     /// The trained values that this rank keeps.
     pub values: Floats<'a>,
     pub layout: &'a Layout,
-    /// Whether the last block computes every token, though only some are asked for: a loss looks at its experts.
+    /// Whether the last block computes every token even if the head needs only some: the load-balancing loss of experts
+    /// looks at all.
     pub every_token: bool,
-    /// What is added to rows of the stream behind the first blocks.
+    /// What is added to rows of the residual stream after the first blocks.
     pub added: Option<&'a Added>,
-    /// Embeddings for each block, where the model has them.
+    /// Per-layer embeddings, where the model has them.
     pub per_layer: Option<&'a PerLayerInputs>,
-    /// The rows of pictures that blocks attend to, where they do.
+    /// The image features that blocks attend to, where they do.
     pub across: Option<&'a Across>,
 }
 
-/// Rows that are added to the stream behind the first blocks: some of pictures (Qwen3-VL). The last block is none of these.
+/// Image features that are added to rows of the residual stream after each of the first blocks (`DeepStack`, Qwen3-VL).
+/// Nothing is added after the last block.
 #[derive(Debug)]
 pub struct Added {
-    /// Where they are added, rising.
+    /// The rows of the stream that they are added to, rising.
     pub rows: Vec<usize>,
     /// For each of the first blocks `[rows, hidden]`.
     pub features: Vec<Activation>,
-    /// Their gradients, the last block's first: what a backward walk leaves.
+    /// The gradients of `features`, the last block's first. The backward walk fills them in.
     pub gradients: RefCell<Vec<Activation>>,
 }
 
 impl Walk<'_> {
-    /// The stream behind block `index`, with what is added there.
+    /// The residual stream after block `index`, with what is added there.
     fn add(&self, index: usize, x: Activation) -> Activation {
         let Some((added, features)) = self.added.and_then(|added| Some((added, added.features.get(index)?))) else {
             return x;
@@ -81,7 +86,7 @@ impl Walk<'_> {
         sum
     }
 
-    /// Leaves the gradient of what was added behind block `index`, given that of the stream.
+    /// Stores the gradient of what was added after block `index`, given that of the stream.
     fn leave(&self, index: usize, dy: &Activation) {
         if let Some(added) = self.added.filter(|added| index < added.features.len()) {
             added.gradients.borrow_mut().push(dy.gather(&added.rows));
@@ -94,18 +99,19 @@ impl Walk<'_> {
 pub struct Trace {
     /// The tokens of the walk.
     tokens: usize,
-    /// Of each block what it keeps; none where backward does not come.
+    /// What each block keeps; `None` for blocks that backward does not reach.
     blocks: Vec<Option<KeptOfBlock>>,
-    /// Of each block with experts, where a balance loss asks for it: each expert's tokens and summed probabilities.
+    /// For each block with experts, if there is a load-balancing loss: the number of tokens and the summed probability
+    /// of each expert.
     pub loads: Vec<Vec<(f64, f64)>>,
-    /// What is on its way to the host, of at most one block.
+    /// The copies to the host that are under way (`train.activation_offloading`), of at most one block.
     leaving: Vec<Leaving>,
 }
 
-/// What a block keeps: its input, and what it computed unless that is done again.
+/// What a block keeps: its input, and what it computed, unless backward recomputes that.
 type KeptOfBlock = (Kept, Option<Saved<Kept>>);
 
-/// Begins to move what a block keeps back from the host.
+/// Starts to bring what a block keeps back from the host.
 fn fetched((x, saved): KeptOfBlock) -> KeptOfBlock {
     (x.fetched(), saved.map(|saved| saved.map(&Kept::fetched)))
 }
@@ -172,12 +178,12 @@ impl Blocks {
         self.experts().filter(move |(_, moe)| !before.replace(moe).is_some_and(|it| Arc::ptr_eq(&it.pool, &moe.pool)))
     }
 
-    /// Whether a block computes the tokens that are asked for and no others.
+    /// Whether a block gives an output only for the tokens that the head needs: the last block, if it has an attention.
     pub fn picks_rows(&self, index: usize, every_token: bool) -> bool {
         index + 1 == self.len() && !every_token && self.all[index].picks_rows()
     }
 
-    /// Does something at a block, whose weights are there then.
+    /// Calls `act` while the block's weights are gathered, where ranks share them.
     fn at<T>(&self, walk: &Walk<'_>, index: usize, pass: &Pass<'_>, act: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
         match self.first_segment {
             Some(first) => walk.shards.at(first + index, walk.values, pass, act),
@@ -196,12 +202,12 @@ impl Blocks {
         BlockRows { tiles: self.tiles.as_ref(), ..self.rows(walk, index) }
     }
 
-    /// The rows of a block that keeps this.
+    /// The rows of a block with this checkpointing policy.
     fn rows_by<'l>(&'l self, policy: Policy, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
         if policy == Policy::Full { self.rows_in_tiles(walk, index) } else { self.rows(walk, index) }
     }
 
-    /// The tokens that are asked for and that the last block did not pick.
+    /// The tokens that the head needs, unless the last block has already picked them.
     fn left_to_pick<'l>(&self, walk: &Walk<'l>) -> Option<&'l [usize]> {
         let picked = self.len().checked_sub(1).is_some_and(|last| self.picks_rows(last, walk.every_token));
         if picked { None } else { walk.layout.picked() }
@@ -214,7 +220,7 @@ impl Blocks {
         }
     }
 
-    /// From `x [tokens, hidden]` to the last block's output at the tokens that are asked for, over the batch.
+    /// From `x [tokens, hidden]` to the last block's output at the tokens that the head needs, over the batch.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank that has a share of the weights is gone.
@@ -241,8 +247,9 @@ impl Blocks {
         Ok(self.pick(walk, x))
     }
 
-    /// As [`Blocks::forward`], for training: a block's input is kept where backward comes by, and what it computed unless that
-    /// is done again. With `loads` the trace has those of the experts.
+    /// As [`Blocks::forward`], for training. The trace keeps the input of each block that backward reaches, and what
+    /// the block computed, unless its checkpointing policy recomputes that. With `loads`, it also has how the experts
+    /// were used.
     ///
     /// # Errors
     /// As [`Blocks::forward`].
@@ -307,7 +314,7 @@ impl Blocks {
         });
         for (index, block) in self.all.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
-            // That of the next one comes back while this one is computed.
+            // What the next block keeps comes back from the host while this one is computed.
             if let Some(next) = kept.last_mut().filter(|_| self.offloads) {
                 *next = next.take().map(fetched);
             }
@@ -338,7 +345,7 @@ impl Blocks {
         Ok(Some(dy))
     }
 
-    /// A gradient between blocks as it is kept: in float16 where activations are.
+    /// Rounds a gradient between blocks to float16, where activations are kept in float16.
     fn rounded(&self, gradient: Activation) -> Activation {
         match self.narrow {
             Some(half @ Half::F16) if gradient.number() != half.number() => Narrow::new(&gradient, Half::F16).widen(),

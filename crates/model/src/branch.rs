@@ -22,29 +22,29 @@ use tunesmith_ops::elementwise;
 use tunesmith_ops::feature_scale;
 use tunesmith_ops::route::Routing;
 
-/// `y = join(x, part(norm(x)))`, from `[tokens, hidden]` to `[rows, hidden]`: attention may give an output for some
-/// tokens only ([`super::pass::Rows::picked`]).
+/// A branch: `y = join(x, part(norm(x)))`, from `[tokens, hidden]` to `[rows, hidden]`. The rows are all tokens, unless
+/// an attention gives an output for only some ([`super::pass::Rows::picked`]).
 #[derive(Debug)]
 pub struct Branch {
     pub norm: Option<Norm>,
     pub part: Part,
     pub join: Join,
-    /// Beside an attention (Gemma 3n).
+    /// A low-rank branch beside an attention (Gemma 3n).
     pub laurel: Option<Box<Laurel>>,
 }
 
-/// The module of a branch, behind its norm.
+/// What a branch computes on its normed input.
 #[derive(Debug)]
 pub enum Part {
-    /// The only part that can give an output for some tokens only.
+    /// Self-attention: the only part that can give an output for only some of the tokens.
     Attention(Box<Attention>),
-    /// Over the rows of pictures.
+    /// Attention over image features.
     CrossAttention(Box<CrossAttention>),
     DeltaNet(Box<DeltaNet>),
     ShortConv(Box<ShortConv>),
     Mamba(Box<Mamba>),
     Mlp(Box<Mlp>),
-    /// Without a gate: Nemotron-H's, and of an encoder.
+    /// An MLP without a gate (GPT-2, Nemotron-H, image encoders).
     Plain(Box<PlainMlp>),
     Experts(Box<Moe>),
     MlpAndExperts(Box<MlpAndExperts>),
@@ -54,21 +54,21 @@ pub enum Part {
 /// How a branch joins the residual stream.
 #[derive(Debug)]
 pub enum Join {
-    /// `x + y`, in one with the branch's last product.
+    /// `x + y`, which the branch's last matrix product adds up by itself.
     Plain,
     /// `x + factor y`: Granite has a residual multiplier.
     Scaled(f32),
     /// `x + norm(y)`. Gemma 2, OLMo 2.
     Normed(Norm),
-    /// `x + gain y`, a factor a feature. `DINOv2`.
+    /// `x + gain y`, with a factor for each feature. `DINOv2`.
     Gained(Gained),
 }
 
-/// Factors of a branch's output, `[features]`.
+/// A factor for each feature, `[features]`, such as the layer scale of `DINOv2`.
 #[derive(Debug)]
 pub struct Gained {
     pub gain: Weight,
-    /// As many ones, where the factors are trained.
+    /// A vector of ones for the gradient of the factors; only where they are trained.
     ones: Option<FloatBuffer>,
 }
 
@@ -92,7 +92,7 @@ impl Gained {
     }
 }
 
-/// What a norm behind a branch needs in backward: its input and `rstd`; or what factors were multiplied with.
+/// What [`Join`] keeps for backward: the input and `rstd` of a norm, or what the factors multiplied, without `rstd`.
 type Raw<T = Activation> = Option<(T, Option<Activation>)>;
 
 /// What forward keeps for backward, beside the branch's input.
@@ -132,12 +132,13 @@ enum PartSaved<T> {
 }
 
 impl<T> Saved<T> {
-    /// Of a branch that is computed again ([`super::tiles`]).
+    /// What a branch keeps that backward recomputes tile by tile: nothing ([`super::tiled_branch`]).
     pub const fn again() -> Self {
         Self { normed: None, rstd: None, part: PartSaved::Again, raw: None, laurel: None }
     }
 
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let extra = |extra: Option<linear::Saved<T>>| extra.map(|extra| extra.map(f));
         Saved {
@@ -172,7 +173,7 @@ impl<T> Saved<T> {
 }
 
 impl Join {
-    /// The stream `x` with the branch that ends in `last(input)`.
+    /// Adds the branch's output, `last(input)`, to the residual stream `x`.
     fn forward(
         &self,
         pass: &Pass<'_>,
@@ -189,7 +190,7 @@ impl Join {
         (y, extra, raw)
     }
 
-    /// The stream `x` with the branch that gave `y`.
+    /// Adds the branch's output `y` to the residual stream `x`.
     fn add(&self, pass: &Pass<'_>, mut y: Activation, x: &Activation) -> (Activation, Raw) {
         match self {
             Self::Plain => {
@@ -288,8 +289,8 @@ impl Branch {
         self.norm.as_ref().is_some_and(Norm::trains)
     }
 
-    /// The stream behind the branch, and what backward needs. With `whole` that includes what backward would else compute
-    /// again at little cost: the normed input, and what the MLP's last product takes.
+    /// The residual stream after the branch, and what backward needs. With `whole`, that includes what backward could
+    /// recompute at little cost: the normed input, and the input of the MLP's last product.
     pub fn forward(
         &self,
         pass: &Pass<'_>,
@@ -394,8 +395,9 @@ impl Branch {
         }
     }
 
-    /// As [`Branch::forward`] of one token, with vectors where the part can: numbers of one token lie side by side, and threads hand a
-    /// sixteenth of the memory to each other. The same numbers to the bit.
+    /// As [`Branch::forward`] for one token, where the part can compute with vectors; `None` where it cannot. In a
+    /// vector, the features of the token lie side by side. So threads hand each other a sixteenth of the memory of a
+    /// panel of 16 tokens. The result is the same to the bit.
     fn forward_one(
         &self,
         pass: &Pass<'_>,
@@ -451,7 +453,7 @@ impl Branch {
         let again = || kept.or_else(|| norm.map(|(norm, rstd)| norm.again(pass, x, rstd)));
         let d_last = self.join.backward(pass, raw, &dy, grads);
         let d_part = d_last.as_ref().unwrap_or(&dy);
-        // What goes to the stream beside the norm.
+        // The gradient that goes to the stream without passing the branch's norm.
         let mut beside = None;
         let mut dh = match (&self.part, part) {
             (Part::Attention(attention), PartSaved::Attention(mut saved, extra)) => {

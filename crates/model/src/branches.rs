@@ -1,4 +1,4 @@
-//! Branches one after the other, each on the stream behind the one before it.
+//! The branches of a block in order: each reads the residual stream that the one before it leaves.
 use super::branch::{self, Branch};
 use super::grads::Grads;
 use super::mixers::Mixing;
@@ -16,7 +16,8 @@ pub struct Saved<T = Activation> {
 }
 
 impl<T> Saved<T> {
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         Saved {
             branches: self.branches.into_iter().map(|saved| saved.map(f)).collect(),
@@ -30,7 +31,7 @@ impl<T> Saved<T> {
     }
 }
 
-/// The stream behind all `branches`, and what they keep.
+/// The residual stream after all `branches`, and what they keep.
 pub fn forward(
     branches: &[Branch],
     pass: &Pass<'_>,
@@ -49,7 +50,7 @@ pub fn forward(
     (stream.unwrap_or_else(|| x.copy()), saved)
 }
 
-/// What [`forward`] keeps, computed again. Its output is not wanted: a last branch that keeps nothing is left out.
+/// Recomputes what [`forward`] keeps. The output is not needed, so a last branch that keeps nothing is left out.
 pub fn again(
     branches: &[Branch],
     pass: &Pass<'_>,
@@ -74,7 +75,8 @@ pub fn again(
     saved
 }
 
-/// From `dy`, the gradient of the stream behind all, to that of `x`, or none if `want_dx` is false. Adds to `grads`.
+/// From `dy`, the gradient of the stream after all branches, to that of `x`, or none if `want_dx` is false. Adds to
+/// `grads`.
 pub fn backward(
     branches: &[Branch],
     pass: &Pass<'_>,

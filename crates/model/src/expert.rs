@@ -29,7 +29,8 @@ enum Inner<T> {
 }
 
 impl<T> Saved<T> {
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let inner = match self.inner {
             Inner::Gated(saved) => Inner::Gated(saved.map(f)),

@@ -52,7 +52,8 @@ impl<T> UpSaved<T> {
 }
 
 impl<T> Saved<T> {
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         Saved { query: self.query.map(|query| query.map(f)), kv: self.kv.map(f) }
     }

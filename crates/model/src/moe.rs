@@ -52,7 +52,8 @@ struct Latent<T> {
 }
 
 impl<T> Saved<T> {
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let shared = |shared: Box<Shared<T>>| {
             let (one, gate) = *shared;

@@ -17,7 +17,8 @@ pub struct Projected(pub Vec<Linear>);
 pub struct Saved<T = Activation>(Vec<(T, Option<linear::Saved<T>>)>);
 
 impl<T> Saved<T> {
-    /// The same in another form.
+    /// Applies `f` to each activation that is kept: to store it in 16 bits or on the host, or to restore it
+    /// ([`super::kept`]).
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         Saved(self.0.into_iter().map(|(raw, extra)| (f(raw), extra.map(|extra| extra.map(f)))).collect())
     }
