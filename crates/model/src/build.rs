@@ -1,4 +1,5 @@
-//! Builds a [`Model`]: reads or draws every tensor, and puts blocks together.
+//! Builds a [`Model`]: reads each tensor from the checkpoint or draws it, attaches adapters, and puts the blocks
+//! together. The files `build_*` add the parts of blocks.
 use super::adapters::{self, Method, Placement};
 use super::attach::Module;
 use super::block::Block;
@@ -36,16 +37,17 @@ use tunesmith_ops::activation::{Number, Pool};
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::pointwise::Function;
 
+/// Builds a model, segment by segment.
 pub(super) struct Builder<'a> {
     pub(super) tensors: Tensors<'a>,
     pub(super) arch: &'a Arch,
-    /// By module: the adapter that it gets, and that adapter's number.
+    /// The adapters that are still to be attached, by module, each with its number.
     pub(super) placements: BTreeMap<String, (u64, Placement)>,
     shards: Shards,
-    /// What inference rounds the operands of products to. Matrices of blocks and of the head are rearranged for it ([`Builder::linear`]), those
-    /// of an encoder are not.
+    /// For inference on the CPU: the type to which products round their operands. Matrices of blocks and of the head
+    /// are rearranged for it ([`Builder::linear`]), those of an image encoder are not. `None`: nothing is rearranged.
     pub(super) interleaves: Option<Number>,
-    /// The head is quantized, unless it is trained.
+    /// Whether the head is quantized (`gen.quantize_head`); a trained head never is.
     quantizes_head: bool,
     /// As [`expert_pools`] makes them.
     pub(super) expert_pools: [Arc<Pool>; 2],
@@ -108,8 +110,8 @@ impl Model {
         )
     }
 
-    /// On the meta device: tensors have shapes and no memory, and a pass counts the buffers that it takes
-    /// ([`Model::buffer_counts`]).
+    /// As [`Model::load`], on the meta device: tensors have shapes and no memory, and a pass counts the buffers that it
+    /// would take ([`Model::buffer_counts`]).
     ///
     /// # Errors
     /// As [`Model::load`].
@@ -119,9 +121,10 @@ impl Model {
         Self::load_to(Device::Meta, source, None, Shards::default(), Load::default())
     }
 
-    /// On a GPU that only counts: tensors have the forms and sizes that they have on a GPU, whatever is loaded, and a pass takes
-    /// what it takes there ([`Model::gpu_bytes`]). `model.dtype` and `model.quantization` say how the base is held: `auto` is
-    /// float32, and no quantization. With bfloat16, the tensors in `float32` are float32 where they are not quantized.
+    /// As [`Model::load`], on a GPU that only counts: tensors have the forms and sizes of a GPU but no values, and a
+    /// pass counts the bytes that it would take there ([`Model::gpu_bytes`]). `model.dtype` and `model.quantization`
+    /// say how the base is held: here `auto` means float32 and no quantization. With bfloat16, the tensors in `float32`
+    /// are float32 where they are not quantized.
     ///
     /// # Errors
     /// As [`Model::load`].
@@ -216,7 +219,7 @@ impl Model {
 }
 
 impl<'a> Builder<'a> {
-    /// For encoder and connector alone, of which nothing is trained.
+    /// A builder of image encoder and connector without a decoder. Nothing of them is trained.
     pub(super) fn of_vision(
         device: Device,
         arch: &'a Arch,
@@ -316,7 +319,8 @@ impl Builder<'_> {
         Ok(model)
     }
 
-    /// The matrix of the head. One that is the embedding too is rearranged with it, unless it is quantized and so a copy.
+    /// The matrix of the head. A head that is tied to the embedding shares its numbers, and both are rearranged
+    /// together; a quantized head is a copy.
     fn head(&mut self, embedding: &mut Weight) -> Result<Weight> {
         let (name, hidden) = (self.arch.head_tensor(), self.arch.hidden_size);
         let quantizes = self.quantizes_head && !self.tensors.trains(name);
@@ -360,7 +364,7 @@ impl Builder<'_> {
         Ok(self.arranged(Linear { weight, bias, out_features, in_features, adapter: None }))
     }
 
-    /// A module whose matrix lies as products of this model read it.
+    /// The module, with its matrix rearranged if this model is for inference on the CPU.
     pub(super) fn arranged(&self, mut linear: Linear) -> Linear {
         if let Some(products) = self.interleaves {
             linear.weight.interleave(linear.in_features, products);

@@ -147,7 +147,7 @@ impl Builder<'_> {
     }
 }
 
-/// How the router of these experts chooses.
+/// How the router chooses the experts of a token, and how it weights them.
 fn how(experts: &Experts) -> Router {
     let RouterSpec { sigmoid, groups, eps, scale, .. } = experts.router;
     Router {
@@ -163,7 +163,7 @@ fn how(experts: &Experts) -> Router {
     }
 }
 
-/// What the gates of these experts go through.
+/// The activation function of these experts' gates.
 fn gate_of(arch: &Arch, experts: &Experts) -> Gate {
     match experts.clamp {
         Some(Clamp { alpha, limit }) => Gate::Clamped { alpha: alpha as f32, limit: limit as f32 },

@@ -1,4 +1,5 @@
-//! Builds the parts of blocks in which tokens take from others.
+//! Builds the mixers of blocks, the parts in which a token sees others: attention, latent attention, cross-attention,
+//! the gated delta rule, Mamba 2, and short convolutions.
 use super::attention::{Attention, OutputGate, Qkv};
 use super::build::Builder;
 use super::cross_attention::CrossAttention;
@@ -26,7 +27,7 @@ fn attention_number(arch: &Arch, block: usize) -> usize {
     arch.blocks[..block].iter().filter(|block| block.attention().is_some()).count()
 }
 
-/// The number of a block's mixer, counted over those that keep a state.
+/// The number of a block's recurrent mixer, counted over the mixers that keep a state.
 fn recurrent_number(arch: &Arch, block: usize) -> usize {
     let branches = arch.blocks[..block].iter().flat_map(|block| &block.branches);
     let is_recurrent =
@@ -151,7 +152,7 @@ impl Builder<'_> {
             Ok::<_, Error>(Up { norm, proj: this.of_mixer(&mixer, proj, linears)? })
         };
         let query = query_rank.map(|_| up(self, "q_a_layernorm", "q_b_proj")).transpose()?;
-        // Single queries absorb it head by head.
+        // This matrix is not rearranged: in decoding, single queries absorb it head by head.
         let interleaves = std::mem::take(&mut self.interleaves);
         let kv = up(self, "kv_a_layernorm", "kv_b_proj")?;
         self.interleaves = interleaves;

@@ -1,4 +1,4 @@
-//! Builds encoder and connector from the tensors of a model that is being built.
+//! Builds the image encoder and the connector of a model that is being built.
 use super::attention::{Attention, OutputGate, Qkv};
 use super::block::Block;
 use super::blocks::Blocks;
@@ -26,7 +26,8 @@ use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::narrow::Half;
 
 impl Builder<'_> {
-    /// Encoder and connector; `narrow` is what the encoder keeps for backward.
+    /// Encoder and connector as `arch` describes them. `narrow` is the 16-bit type in which the encoder keeps
+    /// activations for backward.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: a decoder that is not of this encoder's model; those of the weights.
@@ -49,7 +50,7 @@ impl Builder<'_> {
         Ok(Norm { weight, bias, offset: 0.0, eps: eps as f32 })
     }
 
-    /// An `RMSNorm` without weights, which has ones.
+    /// An `RMSNorm` without learned weights: its gain is one.
     fn plain_norm(&self, features: usize, eps: f64) -> Norm {
         Norm { eps: eps as f32, ..self.tensors.weightless(features) }
     }

@@ -1,4 +1,4 @@
-//! Builds the second encoder of pictures and its projector from the tensors of a model that is being built.
+//! Builds the second image encoder, that of a variational autoencoder, and its projector.
 use super::build::Builder;
 use super::vision::latents::{Convolution, LatentEncoder, Layer, Norm, Residual, SpatialAttention};
 use super::vision::world::World;
@@ -10,7 +10,7 @@ use tunesmith_ops::activation::Pool;
 use tunesmith_ops::conv2d::Steps;
 
 impl Builder<'_> {
-    /// The projector, and the encoder unless pictures come as `latents`.
+    /// The projector, and the encoder unless images come as `latents` that were computed before.
     ///
     /// # Errors
     /// Those of the weights.

@@ -1,11 +1,12 @@
-//! A linear module that clips its input and its output to bounds of the checkpoint (Gemma 4's image encoder), with an adapter within these
-//! bounds or none: `y = clamp(adapted(clamp(x)))`. Transformers, `Gemma4ClippableLinear`.
+//! A linear module that clips its input and its output to bounds that the checkpoint has (Gemma 4's image encoder). An
+//! adapter, if there is one, is within these bounds: `y = clamp(adapted(clamp(x)))`. Transformers,
+//! `Gemma4ClippableLinear`.
 use super::grads::Grads;
 use super::linear::{Base, Formula, Input, Linear, Saved};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::{clamp, elementwise};
 
-/// The bounds of a module, around its adapter.
+/// The bounds of a module around its adapter. It takes the place of an adapter in the module.
 #[derive(Debug)]
 struct Clipped {
     /// The least and the largest input.
@@ -26,7 +27,7 @@ pub fn clipped(linear: Linear, [least, most, least_output, most_output]: [f32; 4
 }
 
 impl Clipped {
-    /// The output before it is clipped, of an input that was.
+    /// The output before it is clipped, given the clipped input `held`.
     fn inner(&self, base: Base<'_>, held: &Activation) -> (Activation, Option<Saved>) {
         match &self.adapter {
             Some(adapter) => adapter.forward(base, held, None),

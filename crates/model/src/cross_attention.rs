@@ -1,6 +1,7 @@
 //! Cross-attention: a text's tokens attend to all rows of its image (`transformers.models.gpt2`, with `add_cross_attention`).
 //!
-//! Queries are of the stream, keys and values of the image's rows, which are the same for every block.
+//! Queries come from the residual stream. Keys and values come from the rows of the image, which are the same for every
+//! block.
 use super::across::Across;
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
@@ -10,6 +11,7 @@ use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
 
+/// Cross-attention as the part of a branch.
 #[derive(Debug)]
 pub struct CrossAttention {
     pub q: Linear,
@@ -18,7 +20,7 @@ pub struct CrossAttention {
     pub o: Linear,
     pub heads: Heads,
     pub how: Scores,
-    /// Its number among the model's, from 0: where caches hold its keys and values.
+    /// Its number among the cross-attentions of the model, from 0: where caches hold its keys and values.
     pub number: usize,
 }
 
@@ -31,9 +33,9 @@ pub struct Saved<T = Activation> {
     /// The mixed values.
     pub mixed: T,
     lse: Activation,
-    /// Of the projection to queries.
+    /// What the projection to queries keeps.
     of_q: Option<linear::Saved<T>>,
-    /// Of that to keys and values.
+    /// What the projection to keys and values keeps.
     of_kv: Vec<Option<linear::Saved<T>>>,
 }
 
@@ -67,7 +69,8 @@ impl CrossAttention {
         [&self.q].into_iter().chain(self.kv.linears()).chain([&self.o])
     }
 
-    /// The mixed values `[rows, heads * head_dim]` of `h [rows, hidden]`, whose sequences `rows` says, and what backward needs.
+    /// The mixed values `[rows, heads * head_dim]` for `h [rows, hidden]`, and what backward needs. `rows` has the
+    /// sequences.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation, images: &Across, rows: &Rows) -> Saved {
         let (kv, of_kv) = self.kv.forward(&pass_of(images, pass), images.features(), None);
         let (q, of_q) = self.q.forward(pass, h, None);
@@ -76,7 +79,8 @@ impl CrossAttention {
         Saved { q, kv: Some(kv), mixed, lse, of_q, of_kv }
     }
 
-    /// As [`CrossAttention::forward`], for evaluation alone: `mix` gives the mixed values of queries over keys and values that are kept.
+    /// As [`CrossAttention::forward`], for decoding: `mix` computes the mixed values of the queries over keys and
+    /// values that a cache holds.
     pub fn forward_by(
         &self,
         pass: &Pass<'_>,
@@ -96,7 +100,7 @@ impl CrossAttention {
     /// From the gradient of the mixed values to that of `h`. Those of the rows of images are added to `images`, where asked for.
     ///
     /// # Panics
-    /// If `saved` is of an evaluation.
+    /// If `saved` comes from [`CrossAttention::forward_by`].
     pub fn backward(
         &self,
         pass: &Pass<'_>,
@@ -124,7 +128,8 @@ impl CrossAttention {
     }
 }
 
-/// The pass of modules that read the rows of images.
+/// The pass for modules whose input is the rows of images: it takes buffers from their pool, and dropout goes by the
+/// numbers of these rows.
 fn pass_of<'a>(images: &'a Across, pass: &Pass<'a>) -> Pass<'a> {
     let dropout = pass.dropout.map(|drops| Drops { first_row: 0, picked: images.numbers(), ..drops });
     Pass { pool: images.features().pool(), balance: None, dropout, ..*pass }

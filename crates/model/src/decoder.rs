@@ -1,5 +1,5 @@
-//! The model: segments in a row, and the walks over them: forward and backward for training, forward for
-//! evaluation, forward for the next token.
+//! The model: its segments, and the walks over them: forward and backward for training, forward for evaluation, and
+//! forward for the next token.
 use super::adapters::{self, Method};
 use super::block::Block;
 use super::blocks::{Blocks, Walk};
@@ -40,7 +40,7 @@ use pictures::Placed;
 
 pub use next::{Drafted, Logits, TextCache};
 
-/// A decoder and what is trained in it.
+/// A decoder, its adapters, and the buffers of what is trained.
 #[derive(Debug)]
 pub struct Model {
     /// The architecture that it was loaded for.
@@ -49,8 +49,8 @@ pub struct Model {
     pub params: Params,
     /// Time spent in the walks of [`Model::forward_backward`] so far.
     pub phases: Phases,
-    /// What gradients are multiplied by on their way (1: nothing). Set before [`Model::forward_backward`], and divided out
-    /// by the caller.
+    /// The loss scale: what gradients are multiplied by during backward (1: nothing). The caller sets it before
+    /// [`Model::forward_backward`], and divides the gradients by it afterwards.
     pub loss_scale: f32,
     /// Losses, and rows of a classification whose label was found, of all training passes since [`Totals::begin`].
     pub totals: Totals,
@@ -59,31 +59,31 @@ pub struct Model {
     embedding: Weight,
     /// The embedding's rows, where they stay in the model's files.
     stored_rows: Option<StoredRows>,
-    /// On its output, without weights.
+    /// The norm on the embedding's output, which has no weights.
     embedding_norm: Option<Norm>,
-    /// What is added to the stream before the first block.
+    /// Learned positions, which are added to the stream before the first block.
     positions: Option<LearnedPositions>,
-    /// What makes embeddings for each block.
+    /// What makes the per-layer embeddings (Gemma 3n and 4).
     per_layer: Option<PerLayer>,
-    /// What makes rows of pictures.
+    /// Image encoder and connector.
     pub(crate) vision: Option<Vision>,
     blocks: Blocks,
     head: Head,
     pool: Arc<Pool>,
     dropout: f32,
     seed: u64,
-    /// What the objective has beside plain cross-entropy.
+    /// Label smoothing and z-loss, which the objective has beside cross-entropy.
     terms: Terms,
     /// The alpha of `NEFTune`'s noise on embeddings, if above 0.
     noise: Option<f64>,
     /// Gathers the weights of a segment before a pass is there, where ranks shard them. Segment 0 is the embedding, which is
     /// the head too where the model ties them, then come the blocks, then the head.
     shards: Shards,
-    /// Where only counting is done: the buffers when a pass came to the head.
+    /// On a device that only counts: the buffers at the time when the pass reached the head.
     at_head: counts::Buffers,
 }
 
-/// Seconds of training passes, by part of the model.
+/// The time that training passes took, by part of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Phases {
     /// The forward pass of the embedding and the blocks.
@@ -106,7 +106,7 @@ pub(super) struct Segments {
     pub(super) head: Head,
 }
 
-/// How many bits what forward keeps for backward has.
+/// The 16-bit type in which activations wait for backward; `None` for float32.
 pub(super) const fn narrow(config: &Config) -> Option<Half> {
     match (config.train.bf16, config.train.fp16) {
         (_, true) => Some(Half::F16),
@@ -164,7 +164,7 @@ impl Model {
         }
     }
 
-    /// Where the head's matrix is shared.
+    /// The segment in which ranks share the head's matrix: that of the embedding where the two are tied.
     const fn segment_of_head(arch: &Arch) -> usize {
         if arch.ties_head() { 0 } else { arch.num_hidden_layers + 1 }
     }
@@ -186,25 +186,26 @@ impl Model {
         [&self.pool, &self.head.pool].into_iter().chain(experts).chain(tiles)
     }
 
-    /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
+    /// Bytes of idle activation buffers between passes: those of the blocks with the image encoder, and those of the
+    /// head.
     pub fn idle_bytes(&self) -> [u64; 2] {
         let vision: u64 = self.vision.iter().map(Vision::idle_bytes).sum();
         let (all, head) = (self.pools().map(|pool| pool.idle_bytes()).sum::<u64>(), self.head.pool.idle_bytes());
         [all - head + vision, head]
     }
 
-    /// From here on blocks keep this for backward. Gradients do not depend on it, to the bit (but for `train.bf16`, which
-    /// rounds what is kept).
+    /// Sets the gradient checkpointing of the following passes. Gradients do not depend on it, to the bit (except with
+    /// `train.bf16`, which rounds what is kept).
     pub const fn set_checkpointing(&mut self, checkpointing: Checkpointing) {
         self.blocks.checkpointing = checkpointing;
     }
 
-    /// From here on branches that look at each token alone are computed for at most so many tokens at a time, where a block is
-    /// computed again for its backward pass, and in passes without one. On a GPU that is so from the first on, with 8,192 tokens; on
-    /// the CPU only after this.
+    /// From here on, branches that look at each token alone are computed for at most `tokens` tokens at a time. That
+    /// applies to passes without backward, and to blocks that are recomputed for backward. A GPU does so from the
+    /// start, with 8,192 tokens; the CPU only after this call.
     ///
     /// # Panics
-    /// In a pass, if that is no multiple of 16.
+    /// In a later pass, if `tokens` is no multiple of 16.
     pub fn set_tiles(&mut self, tokens: usize, config: &Config) {
         self.blocks.tiles = Some(Tiles { tokens, pool: pool(self.device(), config) });
     }
@@ -214,7 +215,7 @@ impl Model {
         self.blocks.len()
     }
 
-    /// Gives the memory of idle activations back.
+    /// Frees the memory of idle activation buffers.
     pub fn release(&self) {
         self.pools().for_each(|pool| pool.release());
         self.vision.iter().for_each(Vision::release);
@@ -283,13 +284,14 @@ impl Model {
         self.positions.as_ref().map(|positions| positions.ids(lengths))
     }
 
-    /// Whether backward asks for the gradients of embeddings for each block.
+    /// Whether backward has to compute the gradients of the per-layer embeddings.
     fn trains_per_layer(&self) -> bool {
         let sees = || self.vision.as_ref().is_some_and(Vision::trains);
         self.per_layer.as_ref().is_some_and(|it| it.trains() || self.embedding.trains() || sees())
     }
 
-    /// The embeddings of `tokens` for each block, whose embedding in the stream is `x`.
+    /// The per-layer embeddings of `tokens`, whose embedding in the stream is `x`. With `gradients`, backward collects
+    /// their gradients.
     fn per_layer_inputs(
         &self,
         pass: &Pass<'_>,
@@ -320,7 +322,7 @@ impl Model {
         })
     }
 
-    /// Computes `head` when the pass is at the head, whose weights are then gathered.
+    /// Computes `head` while the weights of the head are gathered.
     fn at_head<T>(&self, pass: &Pass<'_>, head: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
         self.shards.at(Self::segment_of_head(&self.arch), self.params.values(), pass, |pass| {
             self.head.weight.refresh(pass.values);
@@ -381,7 +383,7 @@ impl Model {
     }
 }
 
-/// Refuses a text without an image of its own, or with several, where the decoder reads one beside each.
+/// Refuses a batch in which a text has no image or several, where the decoder reads one image beside each text.
 fn check_one_each(batch: &Batch) -> Result<()> {
     let mut images = batch.images.iter().peekable();
     for ends in batch.cu_seqlens.windows(2) {

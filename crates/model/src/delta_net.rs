@@ -13,34 +13,35 @@ use tunesmith_ops::elementwise;
 use tunesmith_ops::gated_delta_rule::{self, Gradients, Heads, Inputs};
 use tunesmith_ops::gated_mlp::{self, Gate};
 
+/// The gated delta rule as the part of a branch.
 #[derive(Debug)]
 pub struct DeltaNet {
     pub in_proj: InProj,
-    /// Of the convolution, `[features of q, k and v, 1, kernel]`.
+    /// The weight of the convolution, `[features of q, k and v, 1, kernel]`.
     pub conv: Weight,
     /// `A_log`, `[value heads]`: the logarithm of the decay is `-exp(A_log) softplus(a + dt_bias)`.
     pub a_log: Weight,
     /// `dt_bias`, `[value heads]`: added to `a` before its softplus.
     pub dt_bias: Weight,
-    /// On each head of the rule's output.
+    /// The norm on each head of the rule's output.
     pub norm: Norm,
     pub out_proj: Linear,
     pub heads: Heads,
-    /// What the rule's beta is at most.
+    /// The largest beta of the rule: 1, or 2 in OLMo Hybrid.
     pub beta_max: f32,
     pub kernel: usize,
     /// Its number among the model's recurrent mixers, from 0: where caches hold its state.
     pub number: usize,
 }
 
-/// The projections of its input.
+/// The projections of the mixer's input, as the families arrange them.
 #[derive(Debug)]
 pub enum InProj {
-    /// To q, k and v side by side, and to z, b and a.
+    /// One module to q, k and v side by side, and one each to z, b and a (Qwen3.5).
     Joined(Projections<4>),
-    /// To q, k, v, z, b and a.
+    /// A module each to q, k, v, z, b and a (OLMo Hybrid).
     Apart(Projections<6>),
-    /// To q, k, v and z, and to b and a, in a group for each head of keys.
+    /// One module to q, k, v and z, and one to b and a, with a group of rows for each head of keys (Qwen3-Next).
     Grouped(Projections<2>),
 }
 
@@ -126,7 +127,7 @@ pub struct Saved<T = Activation> {
     projected: [T; 4],
     /// The rule's output.
     o: T,
-    /// Of the norm on it.
+    /// The `rstd` of the norm on it.
     rstd: Activation,
     extra: Vec<Option<linear::Saved<T>>>,
 }
@@ -158,13 +159,14 @@ impl DeltaNet {
         own || self.norm.trains() || self.linears().any(Linear::trains)
     }
 
-    /// Over sequences of a batch.
+    /// Computes the rule over the sequences of a batch, and keeps what backward needs.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation, sequences: &[Range<usize>]) -> Saved {
         let convolve = |conv: Conv<'_>, x: &Activation| causal_conv1d::forward(conv, x, sequences);
         self.forward_by(pass, h, convolve, |inputs| gated_delta_rule::forward(inputs, self.heads, sequences, None))
     }
 
-    /// With `convolve` and `rule` in the place of convolution and rule over a batch.
+    /// As [`DeltaNet::forward`], with `convolve` and `rule` in place of those over a batch: decoding continues from
+    /// states.
     pub fn forward_by(
         &self,
         pass: &Pass<'_>,

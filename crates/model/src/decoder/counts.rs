@@ -1,4 +1,5 @@
-//! A pass where only counting is done: on the meta device, which buffers it takes; on a counted GPU, which bytes.
+//! Measures what a pass takes without computing it, for the planner: on the meta device the buffers, on a counted GPU
+//! the bytes.
 use super::Model;
 use crate::grads::Grads;
 use crate::vision::Vision;
@@ -17,9 +18,9 @@ use tunesmith_vision::Pixels;
 pub(super) struct Buffers {
     main: Vec<BufferCount>,
     experts: Vec<Vec<BufferCount>>,
-    /// Bytes of the device that are in use, but for idle buffers.
+    /// Bytes of the device that are in use, without idle buffers.
     bytes: u64,
-    /// Bytes of the host that wait there for a GPU.
+    /// Bytes that are offloaded from a GPU to the host.
     host: u64,
     /// Those of the image encoder and the connector, with room for so many tokens of the encoder.
     vision: Vec<BufferCount>,
@@ -38,12 +39,13 @@ fn counts(counts: impl Iterator<Item = (usize, usize)>) -> Counts {
 }
 
 impl Model {
-    /// Whether a block's second branch computes labelled tokens only.
+    /// Whether a block computes its output for labelled tokens only: the last block, unless there is a load-balancing
+    /// loss.
     fn computes_labelled(&self, block: usize) -> bool {
         self.blocks.picks_rows(block, self.balance().is_some())
     }
 
-    /// The buffers of a pass of so many tokens as they are now.
+    /// The buffers of a pass over `tokens` tokens, `labelled` of them with a label, as they are now.
     pub(super) fn buffers(&self, tokens: usize, labelled: usize) -> Buffers {
         let experts = self.blocks.expert_pools().map(|(index, moe)| {
             let tokens = if self.computes_labelled(index) { labelled } else { tokens };
@@ -60,7 +62,8 @@ impl Model {
         }
     }
 
-    /// A row of so many tokens with an image so many times, each of them these pixels: for both encoders, if there are two.
+    /// The batch with `times` images. Each has the pixels `shown`, of which there are two where the model has two
+    /// encoders.
     fn showing_images(&self, batch: Batch, shown: &[Arc<Pixels>], times: usize) -> Batch {
         let Some(vision) = &self.vision else { return batch };
         let across = self.arch.reads_images_across();
@@ -82,7 +85,8 @@ impl Model {
         VisionCounts { saved: in_use(&then.vision), all: all(&now.vision), world }
     }
 
-    /// What a pass keeps for backward, as `walk` says it.
+    /// Sets what a pass keeps for backward: how many blocks are recomputed in full and how many keep everything, and
+    /// the 16-bit type.
     const fn set_kept(&mut self, full: usize, none: usize, narrow: bool, rounds_gradients: bool) {
         self.blocks.checkpointing = Checkpointing::Blocks { full, none };
         self.blocks.narrow = match (narrow, rounds_gradients) {

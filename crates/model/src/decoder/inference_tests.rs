@@ -1,4 +1,4 @@
-//! A model for inference holds its matrices rearranged.
+//! Tests that a model for inference holds its matrices rearranged, and its head quantized where that is asked for.
 use super::*;
 use crate::stack::Stack;
 use std::path::Path;

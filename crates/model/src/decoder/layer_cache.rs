@@ -1,4 +1,4 @@
-//! What a text's cache holds of one attention: keys and values of all heads, or the latents that they are made of.
+//! The KV cache of one text for one attention: keys and values of all heads, or the latents that they are made of.
 use crate::attention::{self as mixed, Attention};
 use crate::latent::Latent;
 use crate::pass::{BlockRows, Pass};
@@ -9,16 +9,18 @@ use tunesmith_ops::attention::{self, KeyValues};
 use tunesmith_ops::latent_attention::Latents;
 use tunesmith_ops::spans::Span;
 
-/// Of one text and one attention.
+/// The cache of one text for one attention.
 #[derive(Debug, Clone)]
 pub(super) enum LayerCache {
     /// Keys and values of all heads.
     Heads(KeyValues),
-    /// Of latent attention, what all heads share ([`Attention::cached_latents`]).
+    /// For latent attention: the latents and the turned part of keys, which all heads share
+    /// ([`Attention::cached_latents`]).
     Latents(Latents),
 }
 
-/// A text of a walk over latents: its cache, how many tokens it goes on by, and where its prompt ends.
+/// A text in a walk over cached latents: its cache, the number of its new tokens, and the position at which its prompt
+/// ends.
 #[derive(Debug)]
 pub(super) struct LatentText<'a> {
     pub cache: &'a mut Latents,
@@ -27,7 +29,7 @@ pub(super) struct LatentText<'a> {
 }
 
 impl LayerCache {
-    /// Of a text without tokens.
+    /// The empty cache of a new text.
     pub(super) fn new(attention: &Attention, device: Device) -> Self {
         match attention.cached_latents(device) {
             Some(latent) => Self::Latents(latent.cache()),
@@ -49,7 +51,7 @@ impl LayerCache {
         }
     }
 
-    /// Goes back to the first `length` positions; says whether it can.
+    /// Forgets all but the first `length` positions. Returns false if it cannot go back.
     pub(super) fn truncate(&mut self, length: usize) -> bool {
         match self {
             Self::Heads(heads) => heads.truncate(length),
@@ -80,16 +82,17 @@ impl LayerCache {
     }
 }
 
-/// A text's queries that are computed in one way: their rows, the text, and the part of its span that they are.
+/// Those queries of a text that are computed in one way, over heads or over latents: their rows in the walk, the text's
+/// cache, and their part of its span.
 struct Share<'a> {
     rows: Range<usize>,
     cache: &'a Latents,
     span: Span,
 }
 
-/// Latent attention of texts that go on over what their caches hold, which then hold the new tokens too. Tokens of a prompt are
-/// mixed as in training, over keys and values that are made of the latents; those after it as latents. So a token's numbers depend on
-/// its text and its place in it, and not on what else is in the walk.
+/// Latent attention for texts that continue from their caches. The caches take the new tokens first. Tokens of a prompt
+/// attend as in training, over keys and values made of the latents. Tokens after the prompt attend over the latents
+/// themselves. So the result for a token depends on its text and its place in it, and not on what else is in the walk.
 pub(super) fn over_latents(
     (part, latent): (&Attention, &Latent),
     pass: &Pass<'_>,
@@ -127,7 +130,7 @@ pub(super) fn over_latents(
 fn halves<'a>(cache: &'a Latents, span: &Span, prompt: usize) -> [Option<Share<'a>>; 2] {
     let rows = span.query_tokens();
     if span.ranges.is_some() {
-        // The ranges say what is seen, of any key.
+        // The ranges say which keys each query sees.
         return [Some(Share { rows, cache, span: span.clone() }), None];
     }
     let cut = span.positions.partition_point(|&position| position < prompt);
@@ -139,7 +142,7 @@ fn halves<'a>(cache: &'a Latents, span: &Span, prompt: usize) -> [Option<Share<'
     [share(0, cut, prompt.min(span.keys)), share(cut, span.positions.len(), span.keys)]
 }
 
-/// The mixed values of queries that absorb the projections.
+/// The mixed values of queries that attend over the latents themselves: they absorb the projections to keys and values.
 fn as_latents(part: &Attention, latent: &Latent, pass: &Pass<'_>, q: &Activation, shares: &[Share<'_>]) -> Activation {
     let positions = |share: &Share<'_>| share.span.positions.clone();
     let queries: Vec<(&Latents, usize)> =

@@ -1,4 +1,4 @@
-//! How a pass begins and ends, which all ranks make together where they shard the model.
+//! How a pass begins and ends. Where ranks share the model's weights, they begin and end every pass together.
 use super::Model;
 use crate::grads::Grads;
 use crate::shards::Kind;
@@ -6,8 +6,8 @@ use tunesmith_base::error::{Kind as ErrorKind, Result};
 use tunesmith_device::memory;
 
 impl Model {
-    /// Goes along with the passes that other ranks make, where weights are shared, until none has one to make. Whatever
-    /// makes passes of which ranks may have different numbers ends with this, on every rank.
+    /// Takes part in the passes of the other ranks, where ranks share weights, until no rank has a pass left. Whoever
+    /// makes passes whose number may differ between ranks calls this at the end, on every rank.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone.
@@ -15,7 +15,7 @@ impl Model {
         self.shards.stand_by(self.params.values())
     }
 
-    /// A pass of a rank that has nothing to train on while others have.
+    /// Takes part in a training pass for which this rank has no data.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone; those of whoever takes the gradients.
@@ -24,8 +24,9 @@ impl Model {
         self.end(Ok(()), Some(grads))
     }
 
-    /// After a pass, also one that failed: the other ranks are still at theirs. They wait for what it has of `grads`, if it
-    /// was to make some, where they leave a segment: so it goes there while it goes on to the end.
+    /// Ends a pass, even one that failed: the other ranks are still in theirs. They wait for this rank's part of
+    /// `grads` whenever they leave a segment. So this rank goes on to the end of the route without computing, and hands
+    /// over what it has.
     pub(super) fn end<T>(&self, walked: Result<T>, grads: Option<&mut Grads<'_>>) -> Result<T> {
         if walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Memory) {
             // Ranks that are threads share the budget: what lies idle here may be what another lacks.
@@ -39,7 +40,7 @@ impl Model {
         // Other ranks wait for a pass that shards weights, and for no other.
         let mut grads = grads.filter(|_| self.shards.is_sharded());
         self.shards.end(self.params.values(), &mut |left| match &mut grads {
-            // With those above it whose weights are not shared.
+            // Includes the segments above whose weights are not shared.
             Some(grads) => (left.unwrap_or(head)..=head)
                 .rev()
                 .try_for_each(|segment| grads.pass_over(&self.params.segment(segment))),
@@ -48,7 +49,7 @@ impl Model {
         walked
     }
 
-    /// Makes a pass without backward: `work` is its computation.
+    /// Makes a pass without backward, of which `work` is the computation.
     pub(super) fn forward<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.shards.begin(Kind::Forward)?;
         self.end(memory::guarded(work), None)

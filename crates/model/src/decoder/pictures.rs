@@ -18,7 +18,7 @@ use tunesmith_ops::activation::Activation;
 use tunesmith_ops::spans::Window;
 use tunesmith_vision::{Pixels, Tile};
 
-/// The pictures of a pass: their rows of each connector before they are in the stream, and what their backward needs.
+/// The images of a pass: the rows of each connector before they are in the stream, and what their backward needs.
 pub(super) struct Seen {
     features: Vec<Activation>,
     trace: Trace,
@@ -26,21 +26,22 @@ pub(super) struct Seen {
     counts: Vec<usize>,
 }
 
-/// The stream with rows of pictures in it, and what is added to these behind the first blocks.
+/// The stream with the rows of images in it, and what is added to them after the first blocks.
 pub(super) type Spliced = (Activation, Option<Added>);
 
-/// The stream before the first block, and the pictures of the pass.
+/// The stream before the first block, and the images of the pass.
 pub(super) struct Placed {
     pub(super) x: Activation,
-    /// What is added to the stream behind the first blocks.
+    /// What is added to the stream after the first blocks.
     pub(super) added: Option<Added>,
-    /// What blocks attend to beside the stream.
+    /// The image features for cross-attention, where the model has it.
     pub(super) across: Option<Across>,
-    /// What the pictures' backward needs, where something of theirs is trained.
+    /// What backward through encoder and connector needs, if anything of them is trained.
     pub(super) trace: Option<Trace>,
 }
 
-/// Of each sequence the tokens before its first label, as positions in it; all of one without labels.
+/// The prefix of each sequence: the tokens before its first label, as positions in it; all tokens of a sequence without
+/// labels.
 fn prefixes(batch: &Batch) -> Vec<Vec<Range<usize>>> {
     let of = |ends: &[usize]| {
         let targets = batch.targets.get(ends[0]..ends[1]).unwrap_or_default();
@@ -50,7 +51,7 @@ fn prefixes(batch: &Batch) -> Vec<Vec<Range<usize>>> {
     batch.cu_seqlens.windows(2).map(of).collect()
 }
 
-/// Puts the rows of pictures into the stream, the first of `features`; the others are added later.
+/// Puts the rows of images into the stream: the first of `features` now, the others are added after later blocks.
 pub(super) fn put(splice: &Splice, x: &Activation, mut features: Vec<Activation>) -> Spliced {
     let later = features.split_off(1);
     let x = splice.put(x, &features[0]);
@@ -62,8 +63,8 @@ pub(super) fn put(splice: &Splice, x: &Activation, mut features: Vec<Activation>
 }
 
 impl Model {
-    /// An image of these numbers, of the size for which the encoder has positions, with the first token of a text for its rows: for a
-    /// model whose decoder reads it by cross-attention. Empty without an encoder.
+    /// An image with these pixel values, of the size for which the encoder has positions. Its rows stand at the first
+    /// token of a text. For a model whose decoder reads an image by cross-attention; empty without an encoder.
     pub fn image_of(&self, number: impl Fn(usize) -> f32) -> Vec<ImageRows> {
         let of = |vision: &Arc<VisionArch>| {
             let [rows, columns] = vision.encoder.grid;
@@ -89,17 +90,18 @@ impl Model {
         windows
     }
 
-    /// Whether a text's first tokens see those after them, up to where it was generated.
+    /// Whether the prompt of a text is read in both directions (prefix attention).
     pub(super) fn has_prefix(&self) -> bool {
         self.vision.as_ref().is_some_and(|vision| vision.arch.prefix)
     }
 
-    /// Whether a picture's rows see those after them.
+    /// Whether the rows of an image see those after them.
     pub(super) fn sees_both_ways(&self) -> bool {
         self.vision.as_ref().is_some_and(|vision| vision.arch.bidirectional != Bidirectional::Never)
     }
 
-    /// A layout whose pictures' rows see each other, where the model is such. `images` has the runs of each sequence.
+    /// The layout in which the rows of an image see each other, if the model is such. `images` has the runs of rows of
+    /// each sequence.
     pub(super) fn showing(&self, layout: Layout, images: &[Vec<Range<usize>>]) -> Layout {
         let windowed = self.vision.as_ref().is_some_and(|vision| vision.arch.bidirectional == Bidirectional::Windowed);
         if windowed {
@@ -122,7 +124,7 @@ impl Model {
         self.showing(layout, &by_sequence(&batch.images, &batch.cu_seqlens))
     }
 
-    /// The positions of a batch's tokens, where pictures make them other than counted.
+    /// The positions of a batch's tokens in a model in which images change them (`mrope`); else `None`.
     fn positions(&self, batch: &Batch) -> Option<Positions> {
         let vision = self.vision.as_ref().filter(|_| !batch.images.is_empty())?;
         let mut positions = Positions::new(vision.arch.mrope.as_ref()?);
@@ -136,7 +138,7 @@ impl Model {
         Some(positions)
     }
 
-    /// The embedding's output with pictures' rows in it, for evaluation.
+    /// The embedding's output with the rows of images in it, for evaluation.
     pub(super) fn embed_batch(&self, pass: &Pass<'_>, batch: &Batch) -> Result<Placed> {
         let x = self.embed(pass, &batch.tokens)?;
         let seen = self.encoded(pass, &batch.images, None)?;
@@ -147,7 +149,7 @@ impl Model {
         Ok(Placed { x, added, across, trace: None })
     }
 
-    /// The rows of pictures `[rows, hidden]`, one picture after the other; nothing where there is none.
+    /// The rows of all images `[rows, hidden]`, image after image; `None` if there is none.
     fn encoded(&self, pass: &Pass<'_>, images: &[ImageRows], training: Option<Training<'_>>) -> Result<Option<Seen>> {
         let Some(vision) = self.vision.as_ref().filter(|_| !images.is_empty()) else { return Ok(None) };
         let pictures: Vec<&Pixels> = images.iter().map(|image| &*image.pixels).collect();
@@ -156,7 +158,7 @@ impl Model {
         Ok(Some(Seen { features, trace, counts }))
     }
 
-    /// The rows of one picture `[rows, hidden]` on the host, of each connector.
+    /// The rows of one image `[rows, hidden]` on the host, for each connector.
     pub(super) fn encode(&self, image: &ImageRows) -> Result<Vec<Vec<f32>>> {
         let (pass, values) = (self.evaluation(), self.params.values());
         self.forward(|| {
@@ -166,7 +168,7 @@ impl Model {
         })
     }
 
-    /// The embedding's output, and the rows of the batch's pictures, which [`Model::place`] puts into it.
+    /// The embedding's output, and the rows of the batch's images, which [`Model::place`] then puts into it.
     pub(super) fn embed_training(
         &self,
         pass: &Pass<'_>,
@@ -177,13 +179,14 @@ impl Model {
         Ok((x, self.encoded(pass, &batch.images, Some(training))?))
     }
 
-    /// Which rows of a batch's stream are pictures'.
+    /// Which rows of a batch's stream belong to images.
     pub(super) fn splice(&self, batch: &Batch) -> Splice {
         let shown = if self.arch.reads_images_across() { &[] } else { batch.images.as_slice() };
         Splice::new(shown, batch.tokens.len())
     }
 
-    /// The tokens whose embeddings for each block the rows of a stream have: in the place of pictures' rows that of the model's own choice.
+    /// The tokens whose per-layer embeddings the rows of the stream have. Rows of images have the embeddings of a token
+    /// that the model defines.
     pub(super) fn per_layer_tokens<'t>(&self, tokens: &'t [u32], splice: &Splice) -> Cow<'t, [u32]> {
         let token = self.vision.as_ref().and_then(|vision| vision.arch.per_layer_token);
         let Some(token) = token.filter(|_| !splice.images.is_empty()) else { return tokens.into() };
@@ -192,7 +195,8 @@ impl Model {
         tokens.into()
     }
 
-    /// Puts the rows of pictures into the stream or beside it. `training` is that of a training pass.
+    /// Puts the rows of images into the stream, or beside it for cross-attention. `training` is that of a training
+    /// pass.
     pub(super) fn place(
         &self,
         x: Activation,

@@ -1,4 +1,4 @@
-//! Forward and backward for training.
+//! The training pass: forward, head and loss, and backward over one micro-batch.
 use super::pictures::Placed;
 use super::{Model, labelled};
 use crate::blocks::Walk;
@@ -43,8 +43,8 @@ impl Model {
         memory::guarded(|| Ok(self.totals.read().0))
     }
 
-    /// As [`Model::forward_backward`], with the gradients added to `grads`, which are told when those of a segment are final, and the
-    /// losses to [`Model::totals`]: nobody waits for a GPU.
+    /// As [`Model::forward_backward`], but adds the gradients to `grads` and the losses to [`Model::totals`]. `grads`
+    /// is told when the gradients of a segment are final. Nothing waits for a GPU.
     ///
     /// # Errors
     /// As [`Model::forward_backward`], and those of whoever takes the gradients.
@@ -59,7 +59,7 @@ impl Model {
         self.check(batch)?;
         self.shards.begin(Kind::Train)?;
         let params = std::mem::take(&mut self.params);
-        // Threads that wait without sleeping would be in the way of those that bring weights or take gradients, and of a GPU's host.
+        // Threads that spin while they wait would slow down those that gather weights, take gradients, or feed a GPU.
         let together = self.device() == Device::Cpu && !self.shards.gathers() && !grads.is_collected();
         let mut walk = || self.walk(&params, batch, scale, share, step, grads);
         let walked = memory::guarded(|| if together { par::together(walk) } else { walk() });
@@ -217,7 +217,7 @@ impl Model {
 }
 
 impl Model {
-    /// Adds the gradient of the embedding's table, given that of its output. Rows of pictures are none of its.
+    /// Adds the gradient of the embedding's table, given that of its output. Rows of images do not come from the table.
     fn embedding_backward(&self, dx: &Activation, batch: &Batch, splice: &Splice, grads: &mut Grads<'_>) {
         let (scale, padding) = (self.arch.embedding_scale as f32, self.arch.pad_token_id);
         if splice.images.is_empty() {
@@ -230,7 +230,8 @@ impl Model {
     }
 }
 
-/// Tells the noise on embeddings from the dropout of any module.
+/// The key of the noise on embeddings (`NEFTune`), in the place of a module's number, so that it differs from every
+/// dropout mask.
 const NOISE: u64 = u64::MAX;
 
 /// The load-balancing loss of experts, as in Transformers' `load_balancing_loss_func`: `E sum_e f_e P_e`, with the
