@@ -8,8 +8,8 @@ use tunesmith_device::{Device, gpu, memory};
 use tunesmith_ops::activation::{Number, Pool};
 use tunesmith_ops::simd::{self, PairLevel};
 
-/// The device that `model.device` chooses: everything of the model, and what is measured of its memory, is there. `auto` is the
-/// first GPU where there is one that can be used, else the CPU ([`chosen`] says why).
+/// The device that `model.device` chooses. The whole model is there. `auto` means the first GPU where there is one that
+/// can be used, else the CPU ([`chosen`] says why).
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Device`]: a GPU was asked for, and it or a library that it needs is not there.
@@ -29,8 +29,8 @@ pub fn device(choice: DeviceChoice) -> Result<Device> {
     }
 }
 
-/// The choice of one of several processes on a machine: to each a GPU of its own, in turn if there are fewer, unless a number
-/// names one.
+/// The device of one of several processes on a machine. Unless the choice names a GPU by its number, each process gets
+/// a GPU of its own; if there are fewer GPUs than processes, they are given out in turn.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Device`]: GPUs were asked for, and there is no driver.
@@ -45,13 +45,13 @@ pub fn of_rank(choice: DeviceChoice, local_rank: usize) -> Result<DeviceChoice> 
     }
 }
 
-/// Whether GPU 0 is there with all that computing on it needs; else what lacks.
+/// An error if GPU 0 or a library that computing on it needs is missing.
 fn usable_gpu() -> Result<()> {
     gpu::open(0)?;
     library::report().into_iter().try_for_each(|library| library.found.map(drop))
 }
 
-/// Why `model.device: auto` has chosen the CPU on a machine that has NVIDIA's driver.
+/// Why `model.device: auto` chose the CPU, on a machine that has NVIDIA's driver; else `None`.
 fn why_cpu(device: Device) -> Option<String> {
     if device != Device::Cpu || !library::driver_is_installed() {
         return None;
@@ -72,7 +72,7 @@ pub fn describe(device: Device) -> String {
     }
 }
 
-/// What a command prints of the device that `choice` has chosen: nothing of the CPU unless `auto` chose it.
+/// What a command prints about the device that `choice` has chosen: nothing for the CPU, unless `auto` chose it.
 pub fn chosen(choice: DeviceChoice, device: Device) -> Option<String> {
     match choice {
         DeviceChoice::Cpu => None,
@@ -118,14 +118,16 @@ fn of_products(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
     pool
 }
 
-/// A pool of logits: their products' operands have the type that the configuration chooses, they are float32.
+/// A pool for logits. Logits are float32, and the operands of their products have the type that the configuration
+/// chooses.
 pub(crate) fn logits_pool(device: Device, config: &Config) -> Arc<Pool> {
     let pool = Pool::on(device);
     pool.set_products(number(config));
     of_products(pool, config)
 }
 
-/// What decides the last bits of results there: the instruction set of the processor's products, or a GPU and its libraries.
+/// What the last bits of results depend on: the instruction set of the processor's products, or a GPU and its
+/// libraries.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Device`]: the GPU or a library is not there.
@@ -145,13 +147,13 @@ fn instructions(config: &Config) -> &'static str {
     }
 }
 
-/// The part of a GPU's free bytes that a run may hold by itself: 90 %.
+/// How much of a GPU's free bytes a run may hold without a configured budget: 90 %.
 pub const fn share_of_free(free: u64) -> u64 {
     free / 10 * 9
 }
 
-/// Bytes that a run may hold there by itself, where its configuration sets no budget: of a GPU 90 % of what other programs
-/// leave free.
+/// Bytes that a run may hold on the device where its configuration sets no budget; of a GPU, 90 % of what other
+/// programs leave free. `None` if that is not known.
 pub fn usable(device: Device) -> Option<u64> {
     match device {
         Device::Cpu => limits::usable(),
@@ -163,7 +165,7 @@ pub fn usable(device: Device) -> Option<u64> {
     }
 }
 
-/// Bytes of memory that there are, whoever holds them.
+/// The device's total memory in bytes, whoever uses it; `None` if that is not known.
 pub fn total(device: Device) -> Option<u64> {
     match device {
         Device::Cpu => limits::total(),

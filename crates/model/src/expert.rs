@@ -7,6 +7,7 @@ use super::plain_mlp::{self, PlainMlp};
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 
+/// One expert of a mixture of experts.
 #[derive(Debug)]
 pub enum Expert {
     Gated(Mlp),
@@ -21,7 +22,7 @@ pub struct Saved<T = Activation> {
     down: Option<linear::Saved<T>>,
 }
 
-/// What the rest of it keeps.
+/// What the modules before the last projection keep.
 #[derive(Debug)]
 enum Inner<T> {
     Gated(mlp::Saved<T>),
@@ -65,7 +66,8 @@ impl Expert {
         }
     }
 
-    /// Several of one kind, computed together, each on its `x [rows, features]`: outputs of the same shape, and what each keeps.
+    /// Computes several experts of one kind together, each on its own `x [rows, features]`. Returns for each its
+    /// output, of the same shape, and what it keeps.
     pub fn forward_grouped(pass: &Pass<'_>, each: &[(&Self, &Activation)]) -> Vec<(Activation, Saved)> {
         let gated = each.iter().filter_map(|&(expert, x)| match expert {
             Self::Gated(mlp) => Some((mlp, x)),
@@ -84,8 +86,9 @@ impl Expert {
         computed.map(|(y, saved, down)| (y, Saved { inner: Inner::Plain(saved), down })).collect()
     }
 
-    /// The gradient of `x`, given that of the output times its factors. `factors` is called with the gradient of what the last
-    /// projection takes, and with that itself.
+    /// The gradient of `x`. `dy` is the gradient of the expert's own output: what multiplies that output (routing
+    /// weights, or a gate) is already in it. `factors` is called with the gradient of the last projection's input and
+    /// with that input, from which the gradient of these factors follows.
     pub fn backward(
         &self,
         pass: &Pass<'_>,

@@ -1,4 +1,5 @@
-//! Features of images on disk: the output of a frozen image encoder, by the content of the images' files.
+//! A cache on disk for the output of a frozen image encoder, so that each image is encoded once. Images are found by
+//! the content of their files.
 //!
 //! A folder holds the features of one encoder and one way to prepare images. Its files are safetensors of many images.
 //! Each image has a tensor, named by the hash of its file, and a digest, which is checked whenever it is read. A file is
@@ -19,19 +20,20 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic::AtomicFile;
 use tunesmith_base::files::{self, temporary};
 
-/// Changes with the form of the files.
+/// Part of the key. It changes when the form of the files does, so that older files are not read.
 const VERSION: &str = "tunesmith features 1";
 /// Bytes of features that are held until they are written, in one file.
 const FILE_BYTES: usize = 128 << 20;
 const ENDING: &str = "safetensors";
 
-/// The features of pictures by one encoder.
+/// The cached image features of one encoder.
 #[derive(Debug)]
 pub struct FeatureCache {
     dir: PathBuf,
     files: Vec<WeightFiles>,
     known: HashSet<PathBuf>,
-    /// By content: the numbers of the files that hold it. One that was damaged is in two.
+    /// For each image (by its content): the indices of the files that hold it. An image whose features were damaged is
+    /// in two files.
     places: HashMap<String, Vec<usize>>,
     /// Files that cannot be read.
     unreadable: usize,
@@ -41,7 +43,7 @@ pub struct FeatureCache {
 }
 
 impl FeatureCache {
-    /// Opens the folder below `root` for `key`, which names all that features depend on besides the pictures.
+    /// Opens the folder below `root` for `key`, which names everything that features depend on besides the images.
     pub fn open(root: &Path, key: &str) -> Self {
         let key = blake3::hash(format!("{VERSION} {key}").as_bytes());
         let dir = root.join("features").join(&key.to_hex()[..32]);
@@ -59,7 +61,7 @@ impl FeatureCache {
         cache
     }
 
-    /// Finds what others have written meanwhile.
+    /// Finds the files that other ranks and runs have written since the last call.
     pub fn refresh(&mut self) {
         let found = fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.path());
         let ours = |path: &PathBuf| path.extension().is_some_and(|end| end == ENDING) && !self.known.contains(path);
@@ -74,8 +76,9 @@ impl FeatureCache {
         }
     }
 
-    /// Claims the pictures of `part`, which all who share the folder call alike; `None` as long as somebody else encodes them. A claim
-    /// ends with its process. Where the file system has no locks, everybody gets every claim.
+    /// Claims the right to encode the images of `part`, a name on which all who share the folder agree. Returns `None`
+    /// as long as another process has the claim. A claim ends with its process. On a file system without locks,
+    /// everybody gets every claim.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the folder cannot be written.
@@ -94,7 +97,7 @@ impl FeatureCache {
         &self.dir
     }
 
-    /// Whether the features of the picture with this content are there.
+    /// Whether the cache has the features of the image with this content.
     pub fn has(&self, content: &str) -> bool {
         self.places.contains_key(content)
     }
@@ -104,8 +107,8 @@ impl FeatureCache {
         self.unreadable
     }
 
-    /// Checks the features of these pictures, each with the number of its values. Damaged ones are no longer here, so that they are
-    /// computed again. Gives the number of their pictures.
+    /// Reads and checks the features of these images; the map has the number of values of each. Damaged ones are
+    /// forgotten, so that they are computed again. Returns how many images were damaged.
     pub fn forget_damaged(&mut self, pictures: &BTreeMap<&str, usize>) -> usize {
         let here: Vec<(&str, usize)> = pictures
             .iter()
@@ -123,7 +126,7 @@ impl FeatureCache {
         damaged.len()
     }
 
-    /// The features of a picture: so many numbers.
+    /// The features of an image: `count` numbers.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: they are not there, or were damaged.
@@ -141,7 +144,7 @@ impl FeatureCache {
         )))
     }
 
-    /// Adds the features of a picture. They are on the disk after [`FeatureCache::flush`] at the latest.
+    /// Adds the features of an image. They are on the disk after [`FeatureCache::flush`] at the latest.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`].
@@ -215,7 +218,7 @@ fn read_from(file: &WeightFiles, content: &str, count: usize) -> Result<Vec<f32>
     Ok(values)
 }
 
-/// Pictures that nobody else encodes meanwhile ([`FeatureCache::claim`]).
+/// The right to encode some images, which nobody else has ([`FeatureCache::claim`]). It ends when this is dropped.
 #[derive(Debug)]
 pub struct Claim {
     _file: File,
@@ -224,12 +227,12 @@ pub struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Whoever waits for the claim holds the file open, and then finds the features.
+        // Whoever waits for the claim has the file open, and then finds the features.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Whether numbers are those of bfloat16.
+/// Whether bfloat16 holds all the values exactly.
 fn are_bf16(values: &[f32]) -> bool {
     values.iter().all(|value| value.to_bits().trailing_zeros() >= 16)
 }

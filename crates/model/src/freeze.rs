@@ -82,8 +82,8 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
     Ok(names)
 }
 
-/// The name that Transformers 5 gives to what a checkpoint calls otherwise: an expert's part of a block's stacked matrices,
-/// the router of Mixtral or of Granite 4.
+/// The name of a tensor in Transformers 5, where a checkpoint names it differently: an expert's part of a block's
+/// stacked matrices, or the router of Mixtral or Granite 4.
 fn second_name(arch: &Arch, name: &str) -> Option<String> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let experts = arch.experts_of(layer.parse().ok()?)?;
@@ -102,7 +102,7 @@ fn second_name(arch: &Arch, name: &str) -> Option<String> {
     Some(format!("model.layers.{layer}.{}.{stacked}", experts.module()))
 }
 
-/// An expert's gate and up are one matrix here, as in Transformers 5: both are trained, or neither.
+/// Refuses to train only one of an expert's gate and up: they are one matrix here, as in Transformers 5.
 fn refuse_halves(arch: &Arch, trained: &[String]) -> Result<()> {
     for layer in 0..arch.num_hidden_layers {
         let Some(experts) = arch.experts_of(layer).filter(|experts| experts.gated) else { continue };
@@ -122,7 +122,8 @@ fn refuse_halves(arch: &Arch, trained: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Whether an entry of `trainable_modules` names this tensor: one of the words, or dotted parts of its name in a row.
+/// Whether an entry of `trainable_modules` names this tensor. It is one of the words `norms`, `embeddings` and `head`,
+/// or consecutive dotted parts of the name.
 fn matches(arch: &Arch, name: &str, entry: &str) -> bool {
     let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
     match entry {

@@ -1,12 +1,12 @@
-//! The gradients of a pass, by their places in the flat buffer of trained values. They are in one buffer for all, or in a
-//! buffer for each segment while backward is in it. A [`Collector`] gets those of a segment when its backward is done, while
-//! the segments below are still to come.
+//! The gradients of a pass, found by their places in the flat buffer of trained values. They lie in one buffer for all,
+//! or in a buffer for each segment while backward is in that segment. A [`Collector`] takes the gradients of a segment
+//! when its backward is done, while backward goes on in the segments below.
 use std::ops::Range;
 
 use tunesmith_base::error::Result;
 use tunesmith_device::{FloatBuffer, FloatsMut};
 
-/// The gradients of a stretch of the flat buffer.
+/// The gradients of a contiguous part of the flat buffer.
 #[derive(Debug)]
 pub enum Buffer<'g> {
     /// A part of the buffer for all gradients.
@@ -25,7 +25,7 @@ impl Buffer<'_> {
     }
 }
 
-/// Takes gradients as soon as they are final.
+/// Takes the gradients of a segment as soon as they are final, while backward goes on in the segments below.
 pub trait Collector<'g> {
     /// A buffer of `length` zeros for a segment.
     fn buffer(&mut self, length: usize) -> FloatBuffer;
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Grads<'_> {
 }
 
 impl<'g> Grads<'g> {
-    /// In one buffer for all, without a collector.
+    /// Gradients in one buffer for all, without a collector.
     pub fn whole(values: impl Into<FloatsMut<'g>>) -> Self {
         Self {
             windows: vec![Window { start: 0, buffer: Buffer::Borrowed(values.into()) }],
@@ -81,22 +81,22 @@ impl<'g> Grads<'g> {
         }
     }
 
-    /// In one buffer for all, of which `collector` takes one segment after the other.
+    /// Gradients in one buffer for all, from which `collector` takes one segment after the other.
     pub fn collected(values: FloatsMut<'g>, collector: Box<dyn Collector<'g> + 'g>) -> Self {
         Self { collector: Some(collector), ..Self::whole(values) }
     }
 
-    /// Whether a collector takes them while the pass goes on.
+    /// Whether a collector takes gradients while the pass goes on.
     pub const fn is_collected(&self) -> bool {
         self.collector.is_some()
     }
 
-    /// In buffers of `collector`, one for each open segment.
+    /// Gradients in buffers that `collector` provides, one for each open segment.
     pub fn by_segment(collector: Box<dyn Collector<'g> + 'g>) -> Self {
         Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX }
     }
 
-    /// Backward comes to the segment at `range`, or to something that adds to its gradients.
+    /// Says that backward enters the segment at `range`, or something that adds to its gradients.
     pub fn open(&mut self, range: Range<usize>) {
         if range.is_empty() || self.windows.iter().any(|window| window.covers(&range)) {
             return;
@@ -107,7 +107,7 @@ impl<'g> Grads<'g> {
         }
     }
 
-    /// Backward has left the segment at `range`: its gradients are final.
+    /// Says that backward has left the segment at `range`: its gradients are final and go to the collector.
     ///
     /// # Errors
     /// The collector's.
@@ -126,7 +126,8 @@ impl<'g> Grads<'g> {
         }
     }
 
-    /// Closes the segment at `range` in a pass that computes nothing any more. Missing gradients are zero.
+    /// Closes the segment at `range` in a pass that no longer computes anything. Gradients that are missing are zero.
+    /// Does nothing if the segment was closed before.
     ///
     /// # Errors
     /// The collector's.

@@ -9,18 +9,19 @@ use tunesmith_ops::elementwise;
 use tunesmith_ops::loss::Terms;
 use tunesmith_ops::loss::linear::{Logits, LossGradient, Objective, Projection, RowLosses};
 
+/// The model's head: final norm, and the projection to logits or scores.
 #[derive(Debug)]
 pub struct Head {
     pub norm: Norm,
     /// `[outputs, hidden]`; shared with the embedding where the model ties them.
     pub weight: Weight,
-    /// The vocabulary, or the labels of a classification.
+    /// The size of the vocabulary, or the number of labels of a classification.
     pub outputs: usize,
-    /// The loss is the squared error of one number; targets are the bits of numbers.
+    /// Regression: the loss is the squared error of one number, and targets are the bits of `f32` numbers.
     pub squared: bool,
-    /// What logits are multiplied by.
+    /// The factor on logits.
     pub scale: f32,
-    /// Then they go through `cap * tanh(logit / cap)`.
+    /// Soft-capping: after the factor, a logit becomes `cap * tanh(logit / cap)`.
     pub softcap: Option<f32>,
     /// Chunks of logits come from here, so that the walk's pool does not size them for a whole batch.
     pub pool: Arc<Pool>,
@@ -36,7 +37,7 @@ pub struct HeadResult {
 }
 
 impl Head {
-    /// The normed rows, times the head's constant, and `rstd`.
+    /// The normed rows times the factor on logits, and `rstd`.
     fn normed(&self, pass: &Pass<'_>, x: &Activation) -> (Activation, Activation) {
         let (mut h, rstd) = self.norm.forward(pass, x, 1);
         self.rescale(&mut h);
@@ -53,7 +54,7 @@ impl Head {
         Projection { weight: weight.store(), outputs: self.outputs, softcap: self.softcap, pool: &self.pool }
     }
 
-    /// Logits of a few rows `x [rows, hidden]`, in parts of some rows.
+    /// Logits of a few rows `x [rows, hidden]`, in parts that hold some of the rows each.
     pub fn next(&self, pass: &Pass<'_>, x: &Activation) -> Vec<Logits> {
         let (h, _) = self.normed(pass, x);
         self.projection(&self.weight.view(pass.values)).logits(&h)

@@ -57,13 +57,13 @@ pub fn decays(name: &str) -> bool {
     !is_norm_or_bias(name) || name.ends_with(".norm_f.weight")
 }
 
-/// As Hugging Face's `Trainer` finds them: `dt_bias` too.
+/// Whether it is a bias by the rule of Hugging Face's `Trainer`, by which `dt_bias` is one.
 fn is_bias(name: &str) -> bool {
     name.ends_with("bias")
 }
 
-/// A base tensor from scratch, as `transformers` does it: a gain of one for norms, zeros for biases, else normal with
-/// the model's `initializer_range`.
+/// The initial values of a base tensor, as `transformers` sets them: a gain of one for norms, zeros for biases, else
+/// normal numbers with the model's `initializer_range` as deviation.
 pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
     let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
     let plain =

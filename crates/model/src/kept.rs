@@ -1,4 +1,4 @@
-//! What forward keeps for backward, as it is or in sixteen bits, on the device or on the host.
+//! An activation that waits for backward: as it is or in 16 bits, on the device or on the host.
 use tunesmith_ops::activation::{Activation, Elsewhere, Leaving};
 use tunesmith_ops::narrow::{Half, Narrow};
 
@@ -17,6 +17,7 @@ enum Form {
 }
 
 impl Kept {
+    /// Keeps `act`, rounded to `half` if given.
     pub fn new(act: Activation, half: Option<Half>) -> Self {
         let form = match half {
             // In these sixteen bits already.
@@ -34,14 +35,15 @@ impl Kept {
         }
     }
 
-    /// Begins to move its numbers to the host; its memory is free when what this returns is dropped.
+    /// Starts to copy its numbers to the host. Its memory on the device is free when the result is dropped. `None` on a
+    /// device from which nothing is offloaded.
     pub fn leave(&mut self) -> Option<Leaving> {
         let (leaving, elsewhere) = self.memory().leave()?;
         self.elsewhere = Some(elsewhere);
         Some(leaving)
     }
 
-    /// Begins to move its numbers back, if they are on the host.
+    /// Starts to copy its numbers back, if they are on the host.
     pub fn fetched(mut self) -> Self {
         if let Some(elsewhere) = self.elsewhere.take() {
             self.elsewhere = Some(self.memory().fetch(elsewhere));
@@ -49,6 +51,7 @@ impl Kept {
         self
     }
 
+    /// The activation again: waits until it is back from the host, and widens 16 bits.
     pub fn restore(mut self) -> Activation {
         if let Some(elsewhere) = self.elsewhere.take() {
             self.memory().arrive(elsewhere);

@@ -12,25 +12,28 @@ use tunesmith_ops::latent_attention::{self, Latents, LowRank, Projection};
 use tunesmith_ops::latent_heads::{self, LatentHeads};
 use tunesmith_ops::rope::Rope;
 
+/// The projections of multi-head latent attention (MLA).
 #[derive(Debug)]
 pub struct Latent {
-    /// To the latent of queries (or to queries, where these have none), to that of keys and values, and to what turns of keys.
+    /// `q_a_proj` (or `q_proj`, where queries have no latent) and `kv_a_proj_with_mqa`: to the latent of queries or to
+    /// queries, to the latent of keys and values, and to the part of keys that turns.
     pub down: Projections<3>,
-    /// Of queries, where they have a latent.
+    /// From the latent of queries to all heads (`q_b_proj`), where queries have a latent.
     pub query: Option<Up>,
-    /// Of each head's part of a key that does not turn, and value.
+    /// From the latent of keys and values to each head's part of the key that does not turn, and its value
+    /// (`kv_b_proj`).
     pub kv: Up,
     pub heads: LatentHeads,
 }
 
-/// From a latent to all heads.
+/// From a latent to all heads: a norm, then a projection.
 #[derive(Debug)]
 pub struct Up {
     pub norm: Norm,
     pub proj: Linear,
 }
 
-/// What [`Up`] keeps for backward: the latent, of its norm `rstd`, and of its projection.
+/// What [`Up`] keeps for backward: the latent, the `rstd` of its norm, and what the projection keeps.
 #[derive(Debug)]
 struct UpSaved<T> {
     latent: T,
@@ -107,8 +110,8 @@ impl Latent {
         self.ups().any(|up| up.norm.trains())
     }
 
-    /// Queries as they are projected, those of the rows `picked` alone if given; and keys, what turns of them turned, and
-    /// values. All heads side by side.
+    /// Queries as they are projected (of the rows `picked` only, if given); keys, of which the part that turns is
+    /// turned; and values. All heads lie side by side.
     pub fn forward(
         &self,
         pass: &Pass<'_>,
@@ -132,13 +135,14 @@ impl Latent {
         ([q, k, v], extra, Saved { query, kv: saved })
     }
 
-    /// Whether [`Latent::decode`] can compute it: neither an adapter other than `LoRA` nor a bias makes keys and values.
+    /// Whether [`Latent::decode`] can compute it: the projection to keys and values has no bias, and no adapter other
+    /// than `LoRA`.
     pub fn absorbs(&self) -> bool {
         let proj = &self.kv.proj;
         proj.bias.is_none() && proj.adapter.as_ref().is_none_or(|adapter| adapter.is_low_rank())
     }
 
-    /// What `LoRA` adds to the projection to keys and values, if there is one.
+    /// The low-rank update that `LoRA` adds to the projection to keys and values, if there is one.
     fn low_rank<'a>(&'a self, pass: &'a Pass<'a>) -> Option<LowRank<'a>> {
         let proj = &self.kv.proj;
         let low = proj.adapter.as_ref()?.low_rank(Base { linear: proj, pass }, 1)?;
@@ -147,13 +151,13 @@ impl Latent {
         Some(LowRank { a, b, width: low.rank, scale: low.scale })
     }
 
-    /// The cache of a text without tokens.
+    /// The empty cache of a new text.
     pub const fn cache(&self) -> Latents {
         Latents::new(self.kv.proj.in_features, self.heads.rope)
     }
 
-    /// Queries as they are projected, those of the rows `picked` alone if given; the latents of keys and values, normed; and what
-    /// turns of keys, turned.
+    /// What a cache of latents takes: queries as they are projected (of the rows `picked` only, if given); the normed
+    /// latents of keys and values; and the part of keys that turns, turned.
     pub fn compress(
         &self,
         pass: &Pass<'_>,
@@ -173,13 +177,16 @@ impl Latent {
         [q, normed, k_rot]
     }
 
-    /// Keys and values of all heads from what [`Latent::compress`] gives of them, to the bit those of [`Latent::forward`].
+    /// Keys and values of all heads, from the latents and turned parts of [`Latent::compress`]. They equal those of
+    /// [`Latent::forward`] to the bit.
     pub fn expand(&self, pass: &Pass<'_>, normed: &Activation, k_rot: &Activation) -> (Activation, Activation) {
         let (kv, _) = self.kv.proj.forward(pass, normed, None);
         latent_heads::forward(&kv, k_rot, self.heads)
     }
 
-    /// The mixed values of single queries, turned, each over its text's latents up to a position. Neither keys nor values are made.
+    /// The mixed values of single, turned queries, each over the latents of its text up to a position. Neither keys nor
+    /// values are made: the projection to keys is absorbed by the queries, and the projection to values is applied to
+    /// what was mixed.
     ///
     /// # Panics
     /// As [`latent_attention::decode`].

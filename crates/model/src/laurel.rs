@@ -1,6 +1,7 @@
-//! The learned augmented residual (Laurel) beside an attention: a low-rank product of what the attention takes, `h + norm(R L h)`.
-//! Menghani et al., "LAUREL: Learned Augmented Residual Layer", 2024, <https://arxiv.org/abs/2411.07501>; Gemma 3n. The stream behind
-//! the attention and this branch are added and divided by the root of 2.
+//! The learned augmented residual (Laurel) beside an attention: a low-rank product of what the attention takes,
+//! `h + norm(R L h)`. Menghani et al., "LAUREL: Learned Augmented Residual Layer", 2024,
+//! <https://arxiv.org/abs/2411.07501>; Gemma 3n. The stream after the attention and this branch are added and divided
+//! by the square root of 2.
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::norm::Norm;
@@ -10,6 +11,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 
+/// The low-rank branch beside an attention.
 #[derive(Debug)]
 pub struct Laurel {
     /// From `hidden` to the rank.
@@ -53,8 +55,8 @@ impl Laurel {
         self.left.trains() || self.right.trains() || self.norm.trains()
     }
 
-    /// Turns the stream behind the attention, `y [rows, hidden]`, into that behind both, given what the attention took, `h` of that
-    /// shape.
+    /// Turns the stream after the attention, `y [rows, hidden]`, into the stream after both. `h`, of the same shape, is
+    /// the input of the attention.
     pub fn join(&self, pass: &Pass<'_>, h: &Activation, y: &mut Activation) -> Saved {
         let (low, left) = self.left.forward(pass, h, None);
         let (raw, right) = self.right.forward(pass, &low, None);
@@ -65,7 +67,8 @@ impl Laurel {
         Saved { low, left, raw, right, rstd }
     }
 
-    /// Turns `dy`, the gradient of the stream behind both, into that behind the attention. Returns that of `h`.
+    /// Turns `dy`, the gradient of the stream after both, into that of the stream after the attention. Returns the
+    /// gradient of `h`.
     pub fn backward(
         &self,
         pass: &Pass<'_>,

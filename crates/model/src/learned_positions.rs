@@ -8,6 +8,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::{elementwise, embedding};
 
+/// The table of learned positions.
 #[derive(Debug)]
 pub struct LearnedPositions {
     /// `[count, hidden]`.
@@ -18,16 +19,16 @@ pub struct LearnedPositions {
 }
 
 impl LearnedPositions {
-    /// The rows of the table that texts with tokens at these places have. There is one for every place of a text that
-    /// [`LearnedPositions::check`] lets pass; where only counting is done, texts may be longer.
+    /// The rows of the table for texts with tokens at these places. Every place of a text that
+    /// [`LearnedPositions::check`] accepts has a row. On a device that only counts, texts may be longer.
     pub fn ids(&self, places: impl Iterator<Item = Range<usize>>) -> Vec<u32> {
         places.flatten().map(|place| (place % self.count) as u32).collect()
     }
 
-    /// Refuses a text of so many tokens, its images' rows among them.
+    /// Refuses a text with more tokens than there are positions. The rows of its images count as tokens.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: there are not so many positions.
+    /// [`tunesmith_base::Kind::Data`]: the text is too long.
     pub fn check(&self, tokens: usize) -> Result<()> {
         if tokens <= self.count {
             return Ok(());
@@ -36,7 +37,7 @@ impl LearnedPositions {
             .hint("shorten it, or generate fewer tokens: n_positions of config.json is the most"))
     }
 
-    /// `[ids, hidden]`.
+    /// The rows `ids` of the table, `[ids, hidden]`.
     pub fn rows(&self, pass: &Pass<'_>, ids: &[u32]) -> Activation {
         embedding::forward(pass.pool, self.table.view(pass.values).store(), self.hidden, ids, 1.0)
     }

@@ -1,5 +1,5 @@
-//! Linear modules: base and adapter in one type. What an adapter computes is its kind's ([`super::adapters`]); the base gets
-//! `dW = dy x^T` only if it is trained.
+//! Linear modules: the base and its adapter in one type. What an adapter computes is up to its kind
+//! ([`super::adapters`]). The base gets `dW = dy x^T` only if it is trained.
 //!
 //! Modules whose outputs do not depend on each other, such as q, k and v, are computed together: their products are one
 //! parallel job ([`matmul_grouped`]), and so is the gradient of an input that they share.
@@ -16,7 +16,7 @@ use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Product, Target, Term, Transposed, matmul, matmul_grouped};
 use tunesmith_ops::gemm::{matvec, matvec_grouped, outer};
 
-/// Modules that are computed together, and what belongs to each: few, so that they take no memory of the heap.
+/// A list with an entry for each of a few modules that are computed together. Up to four entries need no heap memory.
 pub type Few<T> = SmallVec<[T; 4]>;
 
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
@@ -29,14 +29,14 @@ pub struct Linear {
     pub adapter: Option<Box<dyn Formula>>,
 }
 
-/// A linear module in a pass: what a formula of an adapter computes with.
+/// A linear module in a pass: what the formula of an adapter computes with.
 #[derive(Debug, Clone, Copy)]
 pub struct Base<'a> {
     pub linear: &'a Linear,
     pub pass: &'a Pass<'a>,
 }
 
-/// A linear module's input, with its transposed copy made once for all modules that need it.
+/// The input of one or more linear modules in backward. Its transposed copy is made once for all of them.
 #[derive(Debug)]
 pub struct Input<'a> {
     /// The input `[tokens, in_features]`.
@@ -55,7 +55,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A module and what it is computed on, beside others that are computed with it.
+/// A module and its input, to be computed together with others.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
     pub linear: &'a Linear,
@@ -65,7 +65,7 @@ pub struct Call<'a> {
     pub residual: Option<&'a Activation>,
 }
 
-/// A module in a backward pass, beside others that share its input.
+/// A module in backward, to be computed together with others that share its input.
 #[derive(Debug, Clone, Copy)]
 pub struct BackwardCall<'a> {
     pub linear: &'a Linear,
@@ -84,36 +84,37 @@ pub struct LowRank<'a> {
     pub rank: usize,
     /// The factor s of `B (s A x)`.
     pub scale: f32,
-    /// What x goes through before A.
+    /// The dropout that x goes through before A.
     pub dropout: Option<Dropout<'a>>,
 }
 
-/// An adapter at work on a linear module.
+/// The computation of an adapter on a linear module, forward and backward.
 pub trait Formula: Debug + Send + Sync {
-    /// The low-rank product that the output is the base's plus, for `tokens` of input. Such modules are computed together.
-    /// `None` where the output is another, which [`Formula::forward`] then computes.
+    /// The low-rank product that the adapter adds to the base's output, for `tokens` tokens of input. Modules that have
+    /// one are computed together. `None` if the output is anything else, which [`Formula::forward`] then computes.
     fn low_rank<'a>(&self, _base: Base<'a>, _tokens: usize) -> Option<LowRank<'a>> {
         None
     }
 
-    /// Whether anything of it, or of the module, is trained.
+    /// Whether anything of the adapter or of the module is trained.
     fn trains(&self) -> bool {
         true
     }
 
-    /// Whether [`Formula::low_rank`] has all that it adds, with A and B row by row.
+    /// Whether [`Formula::low_rank`] is all that the adapter computes, with A and B stored row by row.
     fn is_low_rank(&self) -> bool {
         false
     }
 
-    /// The output of the module `[tokens, out_features]` for `x [tokens, in_features]`, plus `residual` of that shape if given;
-    /// and what [`Formula::backward`] needs again. By default it is that of the base and [`Formula::low_rank`].
+    /// The output of the module `[tokens, out_features]` for `x [tokens, in_features]`, plus `residual` of that shape
+    /// if given; and what [`Formula::backward`] needs of it. By default it is the base's output plus
+    /// [`Formula::low_rank`].
     fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
         sums(base.pass, &[(Call { linear: base.linear, x, residual }, self.low_rank(base, x.tokens()))]).swap_remove(0)
     }
 
-    /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds unless told to
-    /// add.
+    /// Adds the gradients of what is trained to `grads`. Writes the gradient of the input to `dx`, or adds it to what
+    /// `dx` holds if its flag is true.
     fn backward(
         &self,
         base: Base<'_>,
@@ -128,9 +129,9 @@ pub trait Formula: Debug + Send + Sync {
 /// What an adapter keeps from forward for backward.
 #[derive(Debug)]
 pub struct Saved<T = Activation> {
-    /// Activations, in an order of its own.
+    /// Activations, in an order that the adapter chooses.
     pub acts: Vec<T>,
-    /// Numbers of the module, likewise.
+    /// Vectors that belong to the module and not to tokens, in an order that the adapter chooses.
     pub numbers: Vec<FloatBuffer>,
 }
 
@@ -149,7 +150,7 @@ impl<T> Saved<T> {
 }
 
 impl Linear {
-    /// What it computes with, beside adapters.
+    /// The weight and the bias of the base, without the weights of adapters.
     pub fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
         std::iter::once(&mut self.weight).chain(&mut self.bias)
     }
@@ -171,12 +172,13 @@ impl Linear {
         forward_grouped(pass, &[Call { linear: self, x, residual }]).swap_remove(0)
     }
 
-    /// Whether it multiplies vectors: it is one of a model for inference on the CPU, without an adapter.
+    /// Whether it can multiply vectors: it belongs to a model for inference on the CPU, and has no adapter.
     pub fn takes_vectors(&self, pass: &Pass<'_>) -> bool {
         self.adapter.is_none() && matches!(self.weight.view(pass.values), View::Interleaved(_))
     }
 
-    /// As [`Linear::forward`], `[1, out_features]`, of a vector `x [in_features, 1]` ([`Activation::to_vector`]).
+    /// As [`Linear::forward`] for one token, `[1, out_features]`, whose input is a vector `x [in_features, 1]`
+    /// ([`Activation::to_vector`]).
     pub fn forward_one(&self, pass: &Pass<'_>, x: &Activation, residual: Option<&Activation>) -> Activation {
         let base = Base { linear: self, pass };
         let (weight, bias) = (base.weight(), base.bias());
@@ -188,8 +190,8 @@ impl Linear {
         y
     }
 
-    /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds
-    /// unless `add`.
+    /// Adds the gradients of what is trained to `grads`. Writes the gradient of the input to `dx`, or adds it to what
+    /// `dx` holds if its flag is true.
     pub fn backward(
         &self,
         pass: &Pass<'_>,
@@ -202,7 +204,7 @@ impl Linear {
         backward_grouped(pass, input, &[BackwardCall { linear: self, saved, dy }], dx, grads);
     }
 
-    /// As [`Linear::backward`], with the gradient of `x` in an activation of its own. Frees `x`.
+    /// As [`Linear::backward`], but returns the gradient of `x` as a new activation, and frees `x`.
     pub fn backward_through(
         &self,
         pass: &Pass<'_>,
@@ -235,8 +237,8 @@ pub fn forward_grouped(pass: &Pass<'_>, calls: &[Call<'_>]) -> Few<(Activation, 
     calls.iter().zip(&updates).map(one).collect()
 }
 
-/// `W x + b` of each for a vector `x [in_features, 1]` ([`Activation::to_vector`]): vectors `[out_features, 1]`. The modules are such that
-/// [`Linear::takes_vectors`].
+/// `W x + b` of each module for a vector `x [in_features, 1]` ([`Activation::to_vector`]): vectors `[out_features, 1]`.
+/// Only for modules with [`Linear::takes_vectors`].
 pub fn forward_vector(pass: &Pass<'_>, linears: &[Linear], x: &Activation) -> Few<Activation> {
     let bases: Few<Base<'_>> = linears.iter().map(|linear| Base { linear, pass }).collect();
     let weights: Few<View<'_>> = bases.iter().map(Base::weight).collect();
@@ -247,7 +249,7 @@ pub fn forward_vector(pass: &Pass<'_>, linears: &[Linear], x: &Activation) -> Fe
     matvec_grouped(&products.collect::<Few<_>>(), x)
 }
 
-/// `W x + b + B (s A x) + residual` of each: first all that LoRA multiplies by B, then all sums.
+/// `W x + b + B (s A x) + residual` of each module. All `s A x` are computed first, and then all sums.
 fn sums(pass: &Pass<'_>, calls: &[(Call<'_>, Option<LowRank<'_>>)]) -> Few<(Activation, Option<Saved>)> {
     let bases: Few<Base<'_>> = calls.iter().map(|(call, _)| Base { linear: call.linear, pass }).collect();
     let mut outputs: Few<Activation> = bases.iter().zip(calls).map(|(base, (call, _))| base.output(call.x)).collect();
@@ -271,7 +273,7 @@ fn sums(pass: &Pass<'_>, calls: &[(Call<'_>, Option<LowRank<'_>>)]) -> Few<(Acti
     outputs.into_iter().zip(lows).map(|(y, low)| (y, low.map(Saved::from))).collect()
 }
 
-/// `s A x` of each, `[tokens, rank]`, of inputs that have not been through dropout.
+/// `s A x` of each update, `[tokens, rank]`. The inputs have not been through dropout yet.
 fn drop_and_project(updates: &[(LowRank<'_>, &Activation)]) -> Few<Activation> {
     if updates.iter().all(|(update, _)| update.dropout.is_none()) {
         return project(updates);
@@ -284,7 +286,7 @@ fn drop_and_project(updates: &[(LowRank<'_>, &Activation)]) -> Few<Activation> {
     updates.iter().map(one).collect()
 }
 
-/// `s A x` of each, `[tokens, rank]`, of inputs after dropout.
+/// `s A x` of each update, `[tokens, rank]`. The inputs have been through dropout.
 pub fn project(updates: &[(LowRank<'_>, &Activation)]) -> Few<Activation> {
     let mut lows: Few<Activation> = updates.iter().map(|(update, x)| x.pool().blank(x.tokens(), update.rank)).collect();
     let terms: Few<[Term<'_>; 1]> = updates.iter().map(|&(update, x)| [Term { matrix: update.a, x }]).collect();
@@ -325,7 +327,7 @@ fn add_up(sums: &mut [Sum<'_>]) {
     }
 }
 
-/// What a sum begins with. A bias beside a residual is added afterwards.
+/// What a sum starts from: the residual or the bias. If there are both, the bias is added afterwards.
 fn start<'a>(residual: Option<&'a Activation>, bias: Option<&'a View<'_>>) -> Init<'a> {
     match (residual, bias) {
         (Some(residual), _) => Init::Add(residual),
@@ -334,8 +336,8 @@ fn start<'a>(residual: Option<&'a Activation>, bias: Option<&'a View<'_>>) -> In
     }
 }
 
-/// As [`Linear::backward`] of modules that share `input`, one after the other. The gradient of the input is their sum in
-/// that order.
+/// As [`Linear::backward`], for modules that share `input`, one after the other. The gradient of the input is the sum
+/// over them in that order.
 pub fn backward_grouped(
     pass: &Pass<'_>,
     input: &Input<'_>,
@@ -343,7 +345,7 @@ pub fn backward_grouped(
     mut dx: Option<(&mut Activation, bool)>,
     grads: &mut Grads<'_>,
 ) {
-    // Modules without an adapter whose part of the gradient is to come.
+    // Modules without an adapter whose part of the input's gradient is still to be computed.
     let mut pending: Few<(Base<'_>, &Activation)> = Few::new();
     for &BackwardCall { linear, saved, dy } in calls {
         let base = Base { linear, pass };
@@ -352,7 +354,7 @@ pub fn backward_grouped(
             pending.push((base, dy));
             continue;
         };
-        // What an adapter computes for its part is as long as the tokens: it is not kept for a later product.
+        // An adapter's own intermediate results are as long as the tokens: they are not kept for a later product.
         input_gradient(&mut dx, &mut pending);
         adapter.backward(base, input, saved, dy, dx.as_mut().map(|(dx, add)| (&mut **dx, *add)), grads);
         if let Some((_, add)) = &mut dx {
@@ -362,7 +364,8 @@ pub fn backward_grouped(
     input_gradient(&mut dx, &mut pending);
 }
 
-/// Takes the modules, and adds `sum of W^T dy` over them to `dx`, or replaces what it holds. Later ones are added.
+/// Takes all modules out of `modules`, and writes the sum of their `W^T dy` to `dx`, or adds it if its flag is true.
+/// The flag is true afterwards, so that later ones are added.
 fn input_gradient(dx: &mut Option<(&mut Activation, bool)>, modules: &mut Few<(Base<'_>, &Activation)>) {
     let modules = std::mem::take(modules);
     let (Some((dx, add)), false) = (dx, modules.is_empty()) else { return };
@@ -406,14 +409,14 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The base alone, plus `residual`.
+    /// The output of the base without an adapter, plus `residual` if given.
     pub fn forward(&self, x: &Activation, residual: Option<&Activation>) -> Activation {
         let (mut y, weight) = (self.output(x), self.weight());
         self.sum(&mut y, residual, &[Term { matrix: Matrix::rows(weight.store(), self.linear.in_features), x }]);
         y
     }
 
-    /// As [`Linear::backward`], of the base alone.
+    /// As [`Linear::backward`], for the base without an adapter.
     pub fn backward(
         &self,
         input: &Input<'_>,

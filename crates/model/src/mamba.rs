@@ -13,11 +13,12 @@ use tunesmith_ops::elementwise;
 use tunesmith_ops::gated_mlp::{self, Gate};
 use tunesmith_ops::mamba2::{self, Gradients, Heads, Inputs};
 
+/// Mamba 2 as the part of a branch.
 #[derive(Debug)]
 pub struct Mamba {
-    /// To z, to x, B and C side by side, and to dt.
+    /// `in_proj`: to z, to x, B and C side by side, and to dt.
     pub in_proj: Projections<3>,
-    /// Of the convolution, `[features of x, B and C, 1, kernel]`.
+    /// The weight of the convolution, `[features of x, B and C, 1, kernel]`.
     pub conv: Weight,
     /// The convolution's bias, `[features of x, B and C]`.
     pub conv_bias: Option<Weight>,
@@ -27,7 +28,7 @@ pub struct Mamba {
     pub d: Weight,
     /// `dt_bias`, `[heads]`: added to dt before its softplus.
     pub dt_bias: Weight,
-    /// On the gated output, a group at a time, with a weight for each feature.
+    /// The norm on the gated output, over a group of heads at a time, with a weight for each feature.
     pub norm: Norm,
     pub out_proj: Linear,
     pub heads: Heads,
@@ -45,7 +46,7 @@ pub struct Saved<T = Activation> {
     projected: [T; 3],
     /// The state space's output.
     y: T,
-    /// Of the norm on what the gate leaves of it.
+    /// The `rstd` of the norm on the gated output.
     rstd: Activation,
     extra: Vec<Option<linear::Saved<T>>>,
 }
@@ -59,7 +60,7 @@ impl<T> Saved<T> {
     }
 }
 
-/// The values of what a head or a channel has.
+/// The values of the parameters that belong to heads and channels.
 struct Views<'a> {
     conv: View<'a>,
     conv_bias: Option<View<'a>>,
@@ -110,13 +111,14 @@ impl Mamba {
         }
     }
 
-    /// Over sequences of a batch.
+    /// Computes the state space over the sequences of a batch, and keeps what backward needs.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation, sequences: &[Range<usize>]) -> Saved {
         let convolve = |conv: Conv<'_>, x: &Activation| causal_conv1d::forward(conv, x, sequences);
         self.forward_by(pass, h, convolve, |inputs| mamba2::forward(inputs, self.heads, sequences, None))
     }
 
-    /// With `convolve` and `scan` in the place of convolution and state space over a batch.
+    /// As [`Mamba::forward`], with `convolve` and `scan` in place of those over a batch: decoding continues from
+    /// states.
     pub fn forward_by(
         &self,
         pass: &Pass<'_>,

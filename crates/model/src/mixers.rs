@@ -1,4 +1,5 @@
-//! How the parts of a block compute in which a token takes from others: over a batch, or from what caches hold.
+//! How mixers, the parts in which a token sees others, are computed: over a batch, or over what caches hold. So blocks
+//! have one walk for training and for decoding.
 use super::attention::{self, Attention};
 use super::cross_attention::{self, CrossAttention};
 use super::delta_net::{self, DeltaNet};
@@ -9,12 +10,12 @@ use tunesmith_ops::activation::Activation;
 
 /// Computes mixers on a branch's normed input `h [tokens, hidden]`.
 pub trait Mixing {
-    /// What an attention mixes.
+    /// The mixed values of an attention, and what backward needs.
     fn attention(&mut self, part: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>)
     -> attention::Saved;
 
-    /// What an attention mixes for one token, as a vector `[features, 1]`; `h` computes its normed input `[hidden, 1]`. `None` if it is
-    /// not computed with vectors here.
+    /// The mixed values of an attention for one token, as a vector `[features, 1]`. `h` computes the normed input
+    /// `[hidden, 1]` when it is needed. `None` if vectors are not used here.
     fn attention_of_one(
         &mut self,
         _part: &Attention,
@@ -25,7 +26,7 @@ pub trait Mixing {
         None
     }
 
-    /// What a cross-attention mixes.
+    /// The mixed values of a cross-attention, and what backward needs.
     fn cross_attention(
         &mut self,
         part: &CrossAttention,
@@ -34,10 +35,10 @@ pub trait Mixing {
         rows: BlockRows<'_>,
     ) -> cross_attention::Saved;
 
-    /// What a gated delta rule gives.
+    /// The output of a gated delta rule, and what backward needs.
     fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> delta_net::Saved;
 
-    /// What a convolution between gates gives, and what its output projection takes.
+    /// What backward through a gated short convolution needs, and the input of its output projection.
     fn short_conv(
         &mut self,
         part: &ShortConv,
@@ -46,11 +47,11 @@ pub trait Mixing {
         rows: BlockRows<'_>,
     ) -> (short_conv::Saved, Activation);
 
-    /// What a selective state space gives.
+    /// The output of a selective state space (Mamba 2), and what backward needs.
     fn mamba(&mut self, part: &Mamba, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> mamba::Saved;
 }
 
-/// Over the sequences of a batch.
+/// Computes mixers over the sequences of a batch, for training and evaluation.
 #[derive(Debug)]
 pub struct OverBatch;
 

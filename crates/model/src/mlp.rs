@@ -8,13 +8,15 @@ use tunesmith_ops::activation::Activation;
 use tunesmith_ops::gated_mlp::{self, Gate};
 use tunesmith_ops::gaussian_topk;
 
+/// `down(act(gate(h)) * up(h))`.
 #[derive(Debug)]
 pub struct Mlp {
     pub gate_up: Projections<2>,
     pub down: Linear,
-    /// What the gate goes through.
+    /// The activation function of the gate.
     pub gate: Gate,
-    /// The gate first loses what is not above its mean by so many deviations (Gemma 3n).
+    /// The gate first becomes `max(gate - (mean + cut * deviation), 0)`, with the mean and the deviation of a token's
+    /// features (Gemma 3n).
     pub cut: Option<f32>,
 }
 
@@ -45,14 +47,14 @@ impl Mlp {
         self.gate_up.linears().chain([&self.down])
     }
 
-    /// Gate and up of `h [rows, hidden]`.
+    /// The outputs of gate and up for `h [rows, hidden]`, which backward needs too.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> Saved {
         let ([gate, up], extra) = self.gate_up.forward(pass, h, None);
         Saved { gate, up, extra }
     }
 
-    /// The whole of several, computed together, each on its `x [rows, hidden]`: outputs `[rows, hidden]`, what each keeps, and
-    /// what its `down` keeps.
+    /// Computes several whole MLPs together, each on its own `x [rows, hidden]`. Returns for each the output
+    /// `[rows, hidden]`, what it keeps, and what its `down` keeps.
     pub fn forward_grouped(
         pass: &Pass<'_>,
         each: &[(&Self, &Activation)],
@@ -66,25 +68,25 @@ impl Mlp {
         outputs.zip(saved).map(|((y, down_extra), saved)| (y, saved, down_extra)).collect()
     }
 
-    /// What `down` takes: `[rows, intermediate]`.
+    /// The input of `down`: `[rows, intermediate]`.
     pub fn middle(&self, saved: &Saved) -> Activation {
         let cut = self.cut.map(|cut| gaussian_topk::forward(&saved.gate, cut));
         gated_mlp::forward(self.gate, cut.as_ref().unwrap_or(&saved.gate), &saved.up)
     }
 
-    /// Whether it computes vectors ([`Linear::takes_vectors`]).
+    /// Whether it can compute with vectors ([`Linear::takes_vectors`]).
     pub fn takes_vectors(&self, pass: &Pass<'_>) -> bool {
         self.cut.is_none() && self.gate_up.takes_vectors(pass) && self.down.takes_vectors(pass)
     }
 
-    /// What `down` takes, as a vector `[intermediate, 1]`, of a vector `h [hidden, 1]`.
+    /// The input of `down` as a vector `[intermediate, 1]`, for a vector `h [hidden, 1]`.
     pub fn middle_of_vector(&self, pass: &Pass<'_>, h: &Activation) -> Activation {
         let [gate, up] = self.gate_up.forward_vector(pass, h);
         gated_mlp::forward(self.gate, &gate, &up)
     }
 
-    /// From `dy`, the gradient of `down`'s output, to those of gate and up, in their place. `middle` is what `down` took,
-    /// where it was kept.
+    /// Turns gate and up in `saved` into their gradients, given `dy`, the gradient of `down`'s output. `middle` is the
+    /// input of `down`, where it was kept.
     pub fn backward_down(
         &self,
         pass: &Pass<'_>,
@@ -101,7 +103,7 @@ impl Mlp {
         self.backward_middle(saved, &d_middle);
     }
 
-    /// From the gradient of what `down` takes to those of gate and up, in their place.
+    /// Turns gate and up in `saved` into their gradients, given that of the input of `down`.
     pub fn backward_middle(&self, saved: &mut Saved, d_middle: &Activation) {
         let Some(cut) = self.cut else {
             return gated_mlp::backward(self.gate, &mut saved.gate, &mut saved.up, d_middle);

@@ -15,16 +15,17 @@ use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 
+/// A dense MLP and a mixture of experts side by side.
 #[derive(Debug)]
 pub struct MlpAndExperts {
     pub mlp: Mlp,
     /// The norm on the MLP's output.
     pub mlp_norm: Norm,
-    /// Of what the router takes: its gain is the router's scale.
+    /// The norm on the router's input. Its gain is the router's `scale`.
     pub router_norm: Norm,
     /// Factor on what the router takes.
     pub router_scale: f32,
-    /// Of what the experts take.
+    /// The norm on the experts' input.
     pub experts_norm: Norm,
     pub moe: Moe,
     /// The norm on the experts' output.
@@ -37,7 +38,7 @@ pub struct Saved<T = Activation> {
     mlp: mlp::Saved<T>,
     down: Option<linear::Saved<T>>,
     pub moe: moe::Saved<T>,
-    /// What the norms behind take: their inputs and `rstd`.
+    /// The input and `rstd` of the norms on the outputs: the MLP's, then the experts'.
     behind: [(T, Activation); 2],
     /// `rstd` of the stream, the same for both norms on it.
     rstd: Activation,
@@ -71,14 +72,14 @@ impl MlpAndExperts {
         self.mlp.linears().any(Linear::trains) || self.moe.trains() || norms.into_iter().any(Norm::trains)
     }
 
-    /// What the router takes.
+    /// The router's input.
     fn seen(&self, pass: &Pass<'_>, x: &Activation, rstd: &Activation) -> Activation {
         let mut seen = self.router_norm.again(pass, x, rstd);
         elementwise::scale(&mut seen, self.router_scale);
         seen
     }
 
-    /// `[rows, hidden]` of the stream `x` and of `h`.
+    /// The branch's output `[rows, hidden]` for the stream `x` and its normed form `h`.
     pub fn forward(&self, pass: &Pass<'_>, x: &Activation, h: &Activation) -> (Activation, Saved) {
         let saved = self.mlp.forward(pass, h);
         let (dense, down) = self.mlp.down.forward(pass, &self.mlp.middle(&saved), None);
@@ -93,7 +94,7 @@ impl MlpAndExperts {
         (y, Saved { mlp: saved, down, moe, behind: [(dense, dense_rstd), (sparse, sparse_rstd)], rstd })
     }
 
-    /// From the gradient of the output to those of `x`, without what goes by way of `h`, and of `h`.
+    /// From the gradient of the output to that of `x`, without what flows through `h`, and to that of `h`.
     pub fn backward(
         &self,
         pass: &Pass<'_>,

@@ -1,5 +1,6 @@
-//! A mixture of experts in the place of the MLP: a router gives each token a few of the experts, whose outputs are
-//! summed by weight ([`tunesmith_ops::route`]). The load-balancing loss is that of Fedus et al., "Switch Transformers", 2022.
+//! A mixture of experts in place of the MLP. A router gives each token a few of the experts, whose outputs are added
+//! with weights ([`tunesmith_ops::route`]). The load-balancing loss is that of Fedus et al., "Switch Transformers",
+//! 2022.
 use super::expert::{self, Expert};
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
@@ -10,22 +11,25 @@ use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::route::{Router, Routing, SigmoidGate, route};
 
+/// The experts of a block, and their router.
 #[derive(Debug)]
 pub struct Moe {
     /// Its weight is `[experts, hidden]`.
     pub router: Linear,
     pub experts: Vec<Expert>,
-    /// The MLP beside the experts that every token goes through, and the module whose sigmoid its output is multiplied by.
+    /// The shared expert, which every token goes through; and the module, if any, whose sigmoid gates its output.
     pub shared: Option<(Expert, Option<Linear>)>,
-    /// The projections to and from the few features that the experts see; none where they see all (Nemotron 3 Super).
+    /// The projections to and from the latent features that the experts work on (Nemotron 3 Super); `None` where they
+    /// work on all features.
     pub latent: Option<[Linear; 2]>,
-    /// What each expert's weights are multiplied by, `[experts]`.
+    /// A factor on each expert's routing weights, `[experts]`.
     pub factors: Option<Weight>,
     /// How a token's experts are chosen.
     pub how: Router,
-    /// What is added to each expert's score for that choice, which is never trained.
+    /// What is added to each expert's score when experts are chosen, but not to its weight (`e_score_correction_bias`).
+    /// It is never trained.
     pub choice: Option<Vec<f32>>,
-    /// Where experts' activations come from, which are of very different lengths. Blocks share it.
+    /// The pool of the experts' activations, whose lengths differ a lot. Blocks share it.
     pub pool: Arc<Pool>,
 }
 
@@ -33,14 +37,14 @@ pub struct Moe {
 #[derive(Debug)]
 pub struct Saved<T = Activation> {
     pub routing: Routing,
-    /// Of the experts that have tokens.
+    /// What each expert keeps; `None` for an expert without tokens.
     experts: Vec<Option<expert::Saved<T>>>,
     shared: Option<Box<Shared<T>>>,
     router: Option<linear::Saved<T>>,
     latent: Option<Box<Latent<T>>>,
 }
 
-/// What the shared expert keeps: its own, its gate, and of the module that gave that.
+/// What the shared expert keeps: of itself, its gate, and of the module that computed the gate.
 type Shared<T> = (expert::Saved<T>, Option<(SigmoidGate, Option<linear::Saved<T>>)>);
 
 /// The few features that experts see and give, and what the projections to and from them keep.
@@ -96,12 +100,12 @@ impl Moe {
         self.linears().any(Linear::trains) || self.factors.as_ref().is_some_and(Weight::trains)
     }
 
-    /// `[rows, hidden]` to the same.
+    /// From `[rows, hidden]` to the same shape, and what backward needs.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
         self.forward_routed(pass, h, h)
     }
 
-    /// As [`Moe::forward`], with a router that looks at `seen [rows, hidden]`.
+    /// As [`Moe::forward`], but the router reads `seen [rows, hidden]` instead of `h`.
     pub fn forward_routed(&self, pass: &Pass<'_>, seen: &Activation, h: &Activation) -> (Activation, Saved) {
         let (logits, router) = self.router.forward(pass, seen, None);
         let mut routing = route(&logits, self.choice.as_deref(), self.how);
@@ -180,7 +184,7 @@ impl Moe {
         (d_seen, dh)
     }
 
-    /// The gradients of `h` by way of the experts, and of the router's output, with what the router keeps.
+    /// The gradient of `h` through the experts, the gradient of the router's output, and what the router keeps.
     fn backward_experts(
         &self,
         pass: &Pass<'_>,

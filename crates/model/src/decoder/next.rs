@@ -1,7 +1,6 @@
-//! The walk for text that grows: texts of any lengths continue, each by one token or by many, from what their caches
-//! hold. A text's logits do not depend on the other texts in the walk. Nor do they depend on how its tokens were cut
-//! into walks, except for the rounding of recurrences: these take 16 or more tokens of a text in chunks. Where caches keep
-//! latents, they depend on where the prompt ends ([`TextCache::expect_prompt`]).
+//! Decoding: texts of any lengths continue from their caches, each by one token or by many. A text's logits do not depend on the other
+//! texts in the walk. Nor do they depend on how its tokens were cut into walks, except for the rounding of recurrences: these take 16 or
+//! more tokens of a text in chunks. Where caches keep latents, they depend on where the prompt ends ([`TextCache::expect_prompt`]).
 use super::layer_cache::{LatentText, LayerCache, over_latents};
 use super::pictures::{Spliced, put};
 use super::{Model, one_image};
@@ -32,42 +31,44 @@ use tunesmith_ops::loss::linear;
 use tunesmith_ops::mamba2;
 use tunesmith_ops::par;
 
-/// Up to so many tokens of a text ask its cache one by one. More are worth laying keys and values out as a batch.
+/// With at most this many new tokens, the queries of a text read its cache one by one. For more, its keys and values are laid out as a
+/// batch.
 const FEW: usize = 16;
 
-/// So many new tokens of a prompt are worth making keys and values of all its latents again. With `nope + rope` features of a key,
-/// `value` of a value, and latents of `rank`, a token saves `2 rank - nope - value` products with each earlier token, for which
+/// From this many new prompt tokens on, it pays to make keys and values of all the text's latents again. With `nope + rope` features of a
+/// key, `value` of a value, and latents of `rank`, a token saves `2 rank - nope - value` products with each earlier token, for which
 /// `rank (nope + value)` are spent: as much with 171 new tokens in the sizes of all `DeepSeek` models (128, 64, 128, and 512).
 const MANY: usize = 171;
 
-/// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
+/// One text in decoding: its tokens, and their keys, values and states in every block. A clone shares memory until either of the two
+/// continues.
 #[derive(Debug, Clone)]
 pub struct TextCache {
     tokens: Vec<u32>,
-    /// Of each attention, in the order of the blocks.
+    /// The KV cache of each attention, in the order of the blocks.
     layers: Vec<LayerCache>,
-    /// Of each cross-attention, in the order of the blocks: those of its picture's rows.
+    /// The keys and values of its image's rows for each cross-attention, in the order of the blocks.
     across: Vec<KeyValues>,
-    /// Of each mixer that keeps a state, in the order of the blocks.
+    /// The state of each recurrent mixer, in the order of the blocks.
     recurrent: Vec<Recurrent>,
-    /// Its pictures, in the order of their rows.
+    /// Its images, in the order of their rows.
     images: Vec<Shown>,
-    /// How many tokens were read first: in a model whose prompts are read both ways, they are the prompt.
+    /// How many tokens were read first. In a model that reads prompts in both directions, they are the prompt.
     prompt: usize,
-    /// Over latents, tokens before this position are computed as in training, and those from it on by absorbed projections.
+    /// With cached latents: tokens before this position are computed as in training, later ones by absorbed projections.
     as_heads: usize,
 }
 
-/// A picture of a text.
+/// An image of a text.
 #[derive(Debug, Clone)]
 struct Shown {
     /// The runs of its rows, as positions in the text.
     runs: Vec<Range<usize>>,
-    /// Whether they are those of a second encoder, which see what is before them alone.
+    /// Whether they come from a second encoder. Such rows see only what is before them.
     world: bool,
-    /// How many rows and columns these are, where they are a grid.
+    /// The rows and columns of the grid that they form, if they do.
     sides: Option<[usize; 2]>,
-    /// The rows themselves, `[rows, hidden]` of each connector.
+    /// The rows themselves, `[rows, hidden]` for each connector.
     rows: Arc<[Vec<f32>]>,
 }
 
@@ -91,23 +92,23 @@ impl TextCache {
         &self.tokens
     }
 
-    /// Bytes of keys and values, and of states.
+    /// Bytes of its keys and values, and of its states.
     pub fn bytes(&self) -> usize {
         let states: usize = self.recurrent.iter().map(Recurrent::bytes).sum();
         let across: usize = self.across.iter().map(KeyValues::bytes).sum();
         states + across + self.layers.iter().map(LayerCache::bytes).sum::<usize>()
     }
 
-    /// Says that its first `length` tokens are a prompt, so that it makes no difference into which walks they are cut. Otherwise the first
-    /// walk's tokens are. Where it already holds tokens, a few more are taken as if the model had written them, which takes less
-    /// time.
+    /// Declares the first `length` tokens a prompt, so that the result does not depend on how the prompt is cut into walks. Without this
+    /// call, the tokens of the first walk are the prompt. If the cache already holds tokens, fewer than 171 more are treated as if the
+    /// model had written them, which takes less time.
     pub fn expect_prompt(&mut self, length: usize) {
         if self.tokens.is_empty() || length >= self.tokens.len() + MANY {
             self.as_heads = length;
         }
     }
 
-    /// Gives up what it holds but its pictures, and returns its tokens: what has to be read again.
+    /// Frees everything but the images, and returns the tokens, which then have to be read again.
     pub fn give_up(&mut self) -> Vec<u32> {
         self.layers.iter_mut().for_each(LayerCache::clear);
         self.across.iter_mut().for_each(KeyValues::clear);
@@ -115,8 +116,8 @@ impl TextCache {
         std::mem::take(&mut self.tokens)
     }
 
-    /// Goes back to the first `length` tokens, and forgets pictures that reach beyond; says whether it can: a sliding window may
-    /// have given up what they need, a state does not go back, or a prompt that was read both ways would be cut.
+    /// Forgets all but the first `length` tokens, and images that reach beyond. Returns false if it cannot go back: a sliding window may
+    /// have dropped what they need, a recurrent state does not go back, or a prompt that was read in both directions would be cut.
     pub fn truncate(&mut self, length: usize) -> bool {
         if length < self.prompt || (length < self.tokens.len() && !self.recurrent.is_empty()) {
             return false;
@@ -130,18 +131,18 @@ impl TextCache {
     }
 }
 
-/// A text that goes on by tokens, of which the last may be a guess.
+/// A text and its new tokens in a walk. The last of them may be drafts, as in speculative decoding.
 #[derive(Debug)]
 pub struct Drafted<'a> {
-    /// What it goes on from, which then holds all of the tokens.
+    /// The text so far, which then holds all of the tokens.
     pub cache: &'a mut TextCache,
-    /// At least one more than are drafted.
+    /// The new tokens, drafts last: at least one more than `drafted`.
     pub tokens: &'a [u32],
-    /// So many of the last tokens may turn out to be others.
+    /// How many of the last tokens are drafts.
     pub drafted: usize,
 }
 
-/// What the model says of the token after each text, or where tokens are drafted after each of several beginnings of it.
+/// The logits for the next token of each text; where tokens are drafted, also for the position of each draft.
 #[derive(Debug)]
 pub struct Logits {
     /// Parts of `[texts, vocabulary]`, each with some of the texts.
@@ -168,7 +169,7 @@ impl Logits {
 }
 
 impl Model {
-    /// The cache of a text without tokens.
+    /// The empty cache of a new text.
     pub fn cache(&self) -> TextCache {
         TextCache {
             tokens: Vec::new(),
@@ -181,8 +182,8 @@ impl Model {
         }
     }
 
-    /// The cache of a text without tokens that will show `images`, whose runs are positions in the text. The encoder reads
-    /// them here, once. The text's tokens have any id at these positions.
+    /// The cache of a new text that will show `images`, whose runs are positions in the text. The encoder reads them here, once. The text's
+    /// tokens may have any id at these positions.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: the model sees no pictures, or one does not fit its rows. [`tunesmith_base::Kind::Memory`]: it does not
@@ -198,9 +199,9 @@ impl Model {
         Ok(TextCache { images: images.iter().map(shown).collect::<Result<_>>()?, ..self.cache() })
     }
 
-    /// Goes on with each text by its tokens (at least one), which its cache then holds; without dropout.
+    /// Continues each text by its tokens (at least one), which its cache then holds, and returns the logits for the next token. No dropout.
     ///
-    /// A rule for long contexts may turn keys otherwise once a text is longer: such a text is then read again as a whole.
+    /// A rotary rule for long contexts may turn keys differently once a text is longer: such a text is then read again as a whole.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary, or a text without a new one. [`tunesmith_base::Kind::Memory`]: it does not
@@ -264,13 +265,13 @@ impl Model {
         memory::guarded(|| par::together(|| self.go_on(&mut growth)))
     }
 
-    /// Whether a text of `length` tokens may go on by one token and so many drafted ones at once: a rule for long contexts may turn keys
-    /// otherwise once it is longer.
+    /// Whether a text of `length` tokens may continue by one token and `drafted` drafts at once. It may not where a rotary rule for long
+    /// contexts would turn keys differently once the text is longer.
     pub fn may_draft(&self, length: usize, drafted: usize) -> bool {
         !self.turns_otherwise(length + 1, length + 1 + drafted)
     }
 
-    /// Whether the first `old` tokens' keys are turned otherwise when the text has `new` tokens.
+    /// Whether the keys of the first `old` tokens turn differently when the text has `new` tokens.
     fn turns_otherwise(&self, old: usize, new: usize) -> bool {
         let differs = |rule: &Rope| {
             let (before, after) = (rule.frequencies(old), rule.frequencies(new));
@@ -279,7 +280,7 @@ impl Model {
         old > 0 && self.arch.ropes.iter().any(|rule| rule.depends_on_length() && differs(rule))
     }
 
-    /// Where a picture's rows see those after them, a text is not read up to the middle of one.
+    /// Refuses to read a text up to the middle of an image whose rows see those after them.
     fn refuse_cut(&self, cache: &TextCache, end: usize) -> Result<()> {
         let mut runs = cache.images.iter().filter(|image| !image.world).flat_map(|image| &image.runs);
         let cut = self.sees_both_ways() && runs.any(|run| run.start < end && end < run.end);
@@ -290,7 +291,7 @@ impl Model {
         }
     }
 
-    /// The stream of texts that go on, with the rows of their pictures in it, and which these are.
+    /// The stream of the new tokens with the rows of images in it, and which rows these are.
     fn embed_texts(&self, pass: &Pass<'_>, tokens: &[u32], texts: &[Growth<'_>]) -> Result<(Spliced, Splice)> {
         let x = self.embed(pass, tokens)?;
         let (mut start, mut runs) = (0, Vec::new());
@@ -320,7 +321,7 @@ impl Model {
         Ok(((x, added), splice))
     }
 
-    /// The positions of texts that go on, where pictures make them other than counted.
+    /// The positions of the new tokens in a model in which images change them (`mrope`); else `None`.
     fn positions_of(&self, texts: &[Growth<'_>]) -> Option<Positions> {
         let rule = self.vision.as_ref()?.arch.mrope.as_ref()?;
         let mut positions = Positions::new(rule);
@@ -332,7 +333,7 @@ impl Model {
         Some(positions)
     }
 
-    /// The rows of pictures that blocks attend to and whose keys and values no cache holds yet.
+    /// The rows of the images for cross-attention whose keys and values no cache holds yet.
     fn unread(&self, texts: &[Growth<'_>]) -> Option<Activation> {
         let vision = self.vision.as_ref()?;
         let rows: Vec<f32> = texts.iter().filter(|text| text.is_unread()).flat_map(Growth::picture).copied().collect();
@@ -376,19 +377,19 @@ impl Model {
     }
 }
 
-/// A text in a walk: what its blocks hold reaches to `start`.
+/// A text in a walk. What its blocks hold reaches to the position `start`.
 struct Growth<'a> {
     layers: &'a mut [LayerCache],
     across: &'a mut [KeyValues],
     recurrent: &'a mut [Recurrent],
     tokens: &'a [u32],
     images: &'a [Shown],
-    /// Where its tokens see each other, the first of them.
+    /// Where the model reads prompts in both directions: how many tokens are the prompt.
     prompt: usize,
     /// As [`TextCache::as_heads`].
     as_heads: usize,
     start: usize,
-    /// Of so many of its last tokens the head says what comes next.
+    /// For how many of its last tokens the head computes logits.
     asked: usize,
 }
 
@@ -397,7 +398,7 @@ impl Growth<'_> {
         &self.tokens[self.start..]
     }
 
-    /// What its cache holds of latent attention, if it does.
+    /// Its cached latents of this attention; `None` if the cache holds keys and values.
     fn latents(&mut self, layer: usize) -> Option<LatentText<'_>> {
         let (count, prompt) = (self.fresh().len(), self.as_heads);
         match &mut self.layers[layer] {
@@ -406,18 +407,17 @@ impl Growth<'_> {
         }
     }
 
-    /// Whether its blocks attend to a picture whose keys and values its cache does not hold yet.
+    /// Whether its blocks attend to an image whose keys and values its cache does not hold yet.
     fn is_unread(&self) -> bool {
         self.across.first().is_some_and(KeyValues::is_empty)
     }
 
-    /// The rows of its first picture for the first connector.
+    /// The rows of its first image for the first connector.
     fn picture(&self) -> &[f32] {
         self.images.first().and_then(|image| image.rows.first()).map_or(&[], Vec::as_slice)
     }
 
-    /// The runs of pictures' rows among the new tokens, as positions in the text, and of each its picture and the place of
-    /// its first row there.
+    /// The runs of image rows among the new tokens, as positions in the text, each with its image and the place of its first row there.
     fn shown(&self) -> impl Iterator<Item = (Range<usize>, (&Shown, usize))> {
         let fresh = self.start..self.tokens.len();
         self.images
@@ -425,7 +425,7 @@ impl Growth<'_> {
             .flat_map(move |image| image.within(fresh.clone()).map(move |(run, place)| (run, (image, place))))
     }
 
-    /// Those of them that see each other.
+    /// The runs of new tokens that see each other in both directions.
     fn runs(&self) -> Vec<Range<usize>> {
         if self.prompt > self.start {
             return std::iter::once(self.start..self.prompt).collect();
@@ -434,14 +434,14 @@ impl Growth<'_> {
     }
 }
 
-/// Mixers over what the texts' caches hold, which then hold the new tokens too.
+/// Computes mixers over the texts' caches, which then hold the new tokens too.
 struct OverCaches<'a, 't> {
     texts: &'a mut [Growth<'t>],
-    /// Whether each text goes on by one token or by few.
+    /// Whether each text continues by one token or a few.
     few: bool,
-    /// Whether no text had one before.
+    /// Whether no text had a token before.
     fresh: bool,
-    /// As [`Model::unread`] gives them.
+    /// The image rows that [`Model::unread`] gives.
     unread: Option<Activation>,
 }
 
