@@ -1,4 +1,4 @@
-//! A norm as a segment sees it: `RMSNorm`, or `LayerNorm` if it has a bias.
+//! A norm of the model: `RMSNorm`, or `LayerNorm` if it has a bias.
 use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::Weight;
@@ -10,13 +10,13 @@ use tunesmith_ops::rms_norm::{self, Gain};
 /// A norm's weights and constants.
 #[derive(Debug)]
 pub struct Norm {
-    /// The gain `[features]`, for each group the same.
+    /// The gain `[features]`, the same for each group.
     pub weight: Weight,
-    /// Of a `LayerNorm`, which has one group: `[features]`.
+    /// The bias `[features]` of a `LayerNorm`, which has one group.
     pub bias: Option<Weight>,
     /// Added to the gain of an `RMSNorm`: 1 for Gemma, else 0.
     pub offset: f32,
-    /// Added to the mean square, or to the variance.
+    /// Epsilon: added to the mean square (`RMSNorm`) or to the variance (`LayerNorm`).
     pub eps: f32,
 }
 
@@ -31,14 +31,15 @@ impl Norm {
         self.weight.trained().is_some() || self.bias.as_ref().is_some_and(|bias| bias.trained().is_some())
     }
 
-    /// `h` of `x [tokens, groups * features]`, and what backward needs beside `x`: `rstd [tokens, groups]`, or of a
-    /// `LayerNorm` mean and `rstd`, `[tokens, 2]`.
+    /// The normed `x [tokens, groups * features]`, and what backward needs beside `x`: `rstd [tokens, groups]`, or mean
+    /// and `rstd` of a `LayerNorm`, `[tokens, 2]`. Each group of features is normed by itself: the heads of q and k, or
+    /// all features with one group.
     pub fn forward(&self, pass: &Pass<'_>, x: &Activation, groups: usize) -> (Activation, Activation) {
         let stats = self.stats(x, groups);
         (self.again(pass, x, &stats), stats)
     }
 
-    /// What backward needs beside `x`, and [`Norm::again`] too.
+    /// The statistics of `x`, which [`Norm::backward`] and [`Norm::again`] need.
     pub fn stats(&self, x: &Activation, groups: usize) -> Activation {
         match &self.bias {
             Some(_) => layer_norm::stats(x, self.eps),
@@ -46,7 +47,7 @@ impl Norm {
         }
     }
 
-    /// `h` from what [`Norm::forward`] kept.
+    /// The normed `x` again, from the statistics that [`Norm::forward`] gave.
     pub fn again(&self, pass: &Pass<'_>, x: &Activation, stats: &Activation) -> Activation {
         let weight = self.weight.view(pass.values);
         match &self.bias {
@@ -55,14 +56,16 @@ impl Norm {
         }
     }
 
-    /// `h` of a vector `x [groups * features, 1]` ([`Activation::to_vector`]), as such a vector. `None` for a `LayerNorm`.
+    /// The normed form of a vector `x [groups * features, 1]` ([`Activation::to_vector`]), as such a vector. `None` for
+    /// a `LayerNorm`.
     pub fn of_vector(&self, pass: &Pass<'_>, x: &Activation, groups: usize) -> Option<Activation> {
         let weight = self.weight.view(pass.values);
         let gain = Gain { weight: weight.vector(), offset: self.offset };
         self.bias.is_none().then(|| rms_norm::of_vector(x, groups, self.eps, gain))
     }
 
-    /// Adds the gradients of what is trained to `grads`, and the input's to `dx` (replacing it unless `add`).
+    /// Adds the gradients of what is trained to `grads`. `dh` is the gradient of the output. The gradient of the input
+    /// is written to `dx`, or added to it if its flag is true.
     pub fn backward(
         &self,
         pass: &Pass<'_>,

@@ -13,7 +13,7 @@ pub struct ParamSpec {
     pub offset: usize,
     /// Whether weight decay applies to it.
     pub decay: bool,
-    /// Its learning rate by that of the run.
+    /// The factor on the run's learning rate.
     pub lr_scale: f64,
 }
 
@@ -34,7 +34,8 @@ pub struct Params {
     start: Option<FloatBuffer>,
     /// The first flat place of each segment.
     segments: Vec<usize>,
-    /// Of a rank that keeps a share: the flat ranges that it keeps, rising, and how many values it does not.
+    /// On a rank that keeps only a share: the flat ranges of the values that it keeps, rising, and the number of values
+    /// that it does not keep.
     kept: Vec<Range<usize>>,
     elsewhere: usize,
 }
@@ -45,12 +46,15 @@ impl Params {
         Self { values: FloatBuffer::zeros(device, 0), ..Self::default() }
     }
 
-    /// Where the values are, and their gradients.
+    /// The device of the values and of their gradients.
     pub const fn device(&self) -> Device {
         self.values.device()
     }
 
-    /// Appends a tensor; returns its place.
+    /// Appends a tensor to the last segment, and returns its place in the flat buffer.
+    ///
+    /// # Panics
+    /// If there is not one value for each element of `shape`.
     pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: Floats<'_>) -> Range<usize> {
         let spec = ParamSpec { name, shape, offset: self.len(), decay, lr_scale: 1.0 };
         let range = spec.range();
@@ -65,7 +69,7 @@ impl Params {
         self.values.len() - count..self.values.len()
     }
 
-    /// The tensors from here on belong to the next segment.
+    /// Begins the next segment: tensors that are pushed from here on belong to it.
     pub fn begin_segment(&mut self) {
         self.segments.push(self.len());
     }
@@ -85,7 +89,8 @@ impl Params {
         self.segments.last().copied().unwrap_or_default()
     }
 
-    /// Writes values of the host to a place of the flat buffer: of them those that are kept here.
+    /// Writes values from the host to a place of the flat buffer. On a rank that keeps a share, only the values that it
+    /// keeps are written.
     pub fn put(&mut self, place: &Range<usize>, values: &[f32]) {
         let Some(kept) = self.kept() else {
             self.values.slice_mut(place.clone()).write(values);
@@ -103,7 +108,8 @@ impl Params {
         }
     }
 
-    /// The values at a place of the flat buffer, brought to the host: of them those that are kept here.
+    /// The values at a place of the flat buffer, copied to the host. On a rank that keeps a share, only the values that
+    /// it keeps.
     pub fn get(&self, place: &Range<usize>) -> Vec<f32> {
         let (mut packed, mut values) = (0, Vec::new());
         for range in self.ranges() {
@@ -127,18 +133,18 @@ impl Params {
         self.values.reserve(floats);
     }
 
-    /// Keeps the values as they are now as those of the start.
+    /// Keeps a copy of the values as they are now, as those before training ([`Params::start`]).
     pub fn keep_start(&mut self) {
         self.start = Some(self.values.clone());
     }
 
-    /// The values before training, where something of them was taken out of the base (`PiSSA`).
+    /// The values before training, where the initialization took something out of the base (`PiSSA`); else `None`.
     pub fn start(&self) -> Option<Floats<'_>> {
         self.start.as_ref().map(FloatBuffer::view)
     }
 
-    /// Of the last values, from flat place `start` on, keeps those at `own`, counted from there; returns where these now
-    /// lie among the values.
+    /// Of the values from flat place `start` to the end, keeps only those in `own`, which counts from `start`. Returns
+    /// where these now lie among the values of this rank.
     pub fn keep(&mut self, start: usize, own: Range<usize>) -> usize {
         let (all, packed) = (self.len(), start - self.elsewhere);
         self.values.keep(packed, &own);
@@ -149,17 +155,17 @@ impl Params {
         packed
     }
 
-    /// The flat ranges of the values that this rank keeps, where it does not keep all.
+    /// The flat ranges of the values that this rank keeps; `None` if it keeps all.
     pub fn kept(&self) -> Option<&[Range<usize>]> {
         (self.elsewhere > 0).then_some(&self.kept)
     }
 
-    /// The flat ranges of the values that are here, end to end.
+    /// The flat ranges of the values that this rank has, in the order in which they lie end to end.
     pub fn ranges(&self) -> Vec<Range<usize>> {
         self.kept().map_or_else(|| std::iter::once(0..self.len()).collect(), <[Range<usize>]>::to_vec)
     }
 
-    /// How many numbers are trained, by all ranks together.
+    /// How many values are trained, over all ranks.
     pub const fn len(&self) -> usize {
         self.values.len() + self.elsewhere
     }
@@ -169,7 +175,7 @@ impl Params {
         self.len() == 0
     }
 
-    /// All values; of a rank that keeps a share, those, end to end.
+    /// All values. On a rank that keeps a share, those of the share, end to end.
     pub fn values(&self) -> Floats<'_> {
         self.values.view()
     }
@@ -194,12 +200,12 @@ impl Params {
         self.grads = grads;
     }
 
-    /// Values to change beside gradients to change.
+    /// The values and the gradients, both for writing, for an optimizer step.
     pub fn split_mut(&mut self) -> (FloatsMut<'_>, FloatsMut<'_>) {
         (self.values.view_mut(), self.grads.view_mut())
     }
 
-    /// Sets every gradient to zero.
+    /// Sets every gradient to zero; makes the buffer if there is none yet.
     pub fn zero_grads(&mut self) {
         self.grads.reset(self.device(), self.len());
     }

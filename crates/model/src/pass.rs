@@ -1,4 +1,5 @@
-//! What every segment needs in one pass over a batch.
+//! What every segment needs in a pass over a batch: trained values, buffers, dropout, and the layout of tokens
+//! (sequence boundaries, masks, rotary tables).
 
 use super::across::Across;
 use super::per_layer_inputs::PerLayerInputs;
@@ -15,20 +16,22 @@ use tunesmith_ops::dropout::{Dropout, key};
 use tunesmith_ops::rope::Rope;
 use tunesmith_ops::spans::{Mask, Span, Window, full_spans, row_spans};
 
-/// One walk over the segments.
+/// What a forward or backward pass computes with.
 #[derive(Debug)]
 pub struct Pass<'a> {
-    /// The trained values at hand.
+    /// The trained values: all, or those of the segments that are gathered.
     pub values: Values<'a>,
     pub pool: &'a Arc<Pool>,
-    /// In a backward pass what uneven use of experts adds to the gradient of a token's probability of each.
+    /// In backward, with a load-balancing loss: for each expert, what that loss adds to the gradient of a token's
+    /// probability of it.
     pub balance: Option<&'a [f32]>,
     /// Adapter dropout; none in evaluation.
     pub dropout: Option<Drops<'a>>,
 }
 
 impl Pass<'_> {
-    /// The pass of some of a branch's `all` rows, which gets their part of the dropout masks.
+    /// The pass for some `rows` of the `all` rows of a branch: it has the part of the dropout masks that belongs to
+    /// these rows.
     pub fn of_rows(&self, rows: &Range<usize>, all: usize) -> Self {
         let dropout = self.dropout.map(|drops| match drops.picked.get(rows.clone()) {
             Some(picked) if drops.picked.len() == all => Drops { picked, ..drops },
@@ -38,7 +41,8 @@ impl Pass<'_> {
     }
 }
 
-/// Which dropout masks hold in this pass.
+/// What decides the dropout masks of a pass: a mask depends on seed, step, module, and row, and not on how the batch is
+/// cut.
 #[derive(Debug, Clone, Copy)]
 pub struct Drops<'a> {
     /// Probability that a value is dropped.
@@ -47,12 +51,13 @@ pub struct Drops<'a> {
     pub step: u64,
     /// Row number of the first token within the step.
     pub first_row: u64,
-    /// The tokens that the last block's rows are.
+    /// The tokens that the rows of the last block stand for.
     pub picked: &'a [usize],
 }
 
 impl<'a> Drops<'a> {
-    /// The mask of one module, whose input has so many rows: all tokens, or those picked, which are fewer, unless they are all.
+    /// The mask of one module, whose input has `rows` rows: all tokens, or the picked ones. Which it is follows from
+    /// the number of rows.
     pub fn of(&self, module: u64, rows: usize) -> Dropout<'a> {
         let rows = (rows == self.picked.len()).then_some(self.picked);
         Dropout { rate: self.rate, key: key(self.seed, self.step, module), first_row: self.first_row, rows }
@@ -66,17 +71,17 @@ pub struct Rows {
     pub picked: Option<Vec<usize>>,
     /// Keys and queries of each sequence.
     spans: Vec<Span>,
-    /// The same for layers of each window, where these differ: images see themselves in both directions, or an encoder's
-    /// patches their part of a tile.
+    /// The same for blocks with each window, where they differ: the rows of an image see each other in both directions,
+    /// or the patches of an encoder see a part of a tile.
     by_window: Vec<(Option<Window>, Vec<Span>)>,
     /// Rotary tables of the queries, one for each of the architecture's rules.
     pub ropes: Vec<Rope>,
-    /// What each query is multiplied by behind its rotation, where that differs from 1.
+    /// The factor on each query after its rotation; `None` where all are 1.
     pub query_factors: Option<Vec<f32>>,
 }
 
 impl Rows {
-    /// Keys and queries of each sequence in a layer with this window.
+    /// Keys and queries of each sequence in a block with this window.
     pub fn spans(&self, window: Option<Window>) -> &[Span] {
         self.by_window.iter().find(|(of, _)| *of == window).map_or(&self.spans, |(_, spans)| spans)
     }
@@ -86,14 +91,14 @@ impl Rows {
         self.spans.iter().map(Span::query_tokens).collect()
     }
 
-    /// From here on queries are scaled by their positions.
+    /// Sets the factors of queries by their positions.
     fn scale_queries(&mut self, scaling: QueryScaling) {
         let positions = self.spans.iter().flat_map(|span| &span.positions);
         let factors: Vec<f32> = positions.map(|&position| scaling.factor(position)).collect();
         self.query_factors = Some(factors).filter(|factors| factors.iter().any(|&factor| factor != 1.0));
     }
 
-    /// From here on each query in one of the `images` of its span sees what `mask` says of them.
+    /// From here on, a query in one of the `images` of its sequence sees what `mask` says.
     fn show(&mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>], mask: MaskOf) {
         let masked = |window: &Option<Window>| {
             let spans = self.spans.iter().zip(images).map(|(span, blocks)| match blocks.as_slice() {
@@ -106,7 +111,7 @@ impl Rows {
     }
 }
 
-/// The tokens that a block reads, and those that it has an output for.
+/// What a block needs about its tokens: those that it reads, and those that it gives an output for.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockRows<'a> {
     pub all: &'a Rows,
@@ -114,37 +119,38 @@ pub struct BlockRows<'a> {
     pub outputs: &'a Rows,
     /// Keys and values that several blocks use.
     pub shared: &'a SharedKeyValues,
-    /// How branches are cut in long passes, where nothing of them is kept.
+    /// How branches are cut into tiles in long passes, where nothing of them is kept.
     pub tiles: Option<&'a Tiles>,
-    /// Embeddings for each block, where the model has them.
+    /// Per-layer embeddings, where the model has them.
     pub per_layer: Option<&'a PerLayerInputs>,
-    /// The rows of pictures that blocks attend to, where they do.
+    /// The image features for cross-attention, where the model has it.
     pub across: Option<&'a Across>,
 }
 
 impl<'a> BlockRows<'a> {
-    /// The rows of the pass's pictures.
+    /// The image features of the pass.
     ///
     /// # Panics
-    /// If the walk has none.
+    /// If the walk has no image features.
     pub fn pictures(&self) -> &'a Across {
         self.across.expect("the walk has rows of pictures beside the stream")
     }
 
-    /// The embeddings of the pass for each block.
+    /// The per-layer embeddings of the pass.
     ///
     /// # Panics
-    /// If the model has none.
+    /// If the model has no per-layer embeddings.
     pub fn own_embeddings(&self) -> &'a PerLayerInputs {
         self.per_layer.expect("the walk has embeddings for each block")
     }
 }
 
-/// Sequence boundaries and rotary tables of a batch.
+/// The layout of a batch: sequence boundaries, attention masks and rotary tables. A batch is one stream of tokens
+/// without padding.
 #[derive(Debug)]
 pub struct Layout {
     all: Rows,
-    /// The queries of the last block.
+    /// The rows of the last block, which are those that the head needs.
     last: Rows,
     shared: SharedKeyValues,
 }
@@ -162,7 +168,7 @@ impl Layout {
         }
     }
 
-    /// The tokens that the head looks at, where they are not all.
+    /// The tokens that the head needs; `None` if it needs all.
     pub fn picked(&self) -> Option<&[usize]> {
         self.last.picked.as_deref()
     }
@@ -179,7 +185,8 @@ impl Layout {
         }
     }
 
-    /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising). `positions` replaces their counting.
+    /// The layout of a batch with the sequence boundaries `cu_seqlens`, whose head needs the tokens `rows` (rising).
+    /// `rules` are the architecture's rotary rules. `positions`, if given, takes the place of counted positions.
     pub fn new(
         pool: &Arc<Pool>,
         cu_seqlens: &[usize],
@@ -206,9 +213,10 @@ impl Layout {
         Self { all, last, shared: SharedKeyValues::default() }
     }
 
-    /// For texts that go on at `positions`, laid end to end; the head looks at the last `asked` tokens of each. The spans are
-    /// those of attention over all positions so far, with the keys of each text from its first one on. `turned` replaces
-    /// the counting of positions in rotary tables.
+    /// The layout of texts that continue: `positions` are the positions of the new tokens of each, laid end to end. The
+    /// head needs the last `asked` tokens of each. The spans are those of attention over all positions so far, with the
+    /// keys of each text from its first one on. `turned`, if given, takes the place of counted positions in rotary
+    /// tables.
     pub fn continued(
         pool: &Arc<Pool>,
         positions: &[Range<usize>],
@@ -252,8 +260,9 @@ impl Layout {
 }
 
 impl Layout {
-    /// For an encoder: every token of a sequence sees all of it, and turns by these tables. In blocks of this window a token sees
-    /// its part of a sequence, by the boundaries beside the window.
+    /// The layout of an image encoder: every token sees its whole sequence, in both directions, and turns by `ropes`.
+    /// In blocks with the window of `windows`, a token sees its part of the sequence; the boundaries of these parts are
+    /// beside the window.
     pub fn full(cu_seqlens: &[usize], ropes: Vec<Rope>, windows: Option<(Window, &[usize])>) -> Self {
         let full = |cu_seqlens: &[usize]| -> Vec<Span> {
             full_spans(cu_seqlens).into_iter().map(|span| span.masked(&Mask::Full)).collect()
@@ -269,7 +278,7 @@ impl Layout {
         Self { all: rows(ropes), last: rows(Vec::new()), shared: SharedKeyValues::default() }
     }
 
-    /// From here on queries are scaled by their positions, where the architecture says so.
+    /// Adds the scaling of queries by their positions, where the architecture has it.
     #[must_use]
     pub fn scaling(mut self, scaling: Option<QueryScaling>) -> Self {
         if let Some(scaling) = scaling {
@@ -279,8 +288,8 @@ impl Layout {
         self
     }
 
-    /// From here on each token of an image sees all of it, in layers with these windows too. `images` has those of each
-    /// sequence, as positions in it that rise.
+    /// Lets each token of an image see all of it, in blocks with these windows too. `images` has the runs of image rows
+    /// of each sequence, as rising positions in it.
     #[must_use]
     pub fn showing(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
         if images.iter().any(|of| !of.is_empty()) {
@@ -290,8 +299,8 @@ impl Layout {
         self
     }
 
-    /// As [`Layout::showing`], but that layers without a window stay causal, and a window bounds what a token sees before it in its image
-    /// too.
+    /// As [`Layout::showing`], but blocks without a window stay causal, and a window also limits what a token sees
+    /// before it in its own image.
     #[must_use]
     pub fn showing_within(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
         if images.iter().any(|of| !of.is_empty()) {
@@ -313,7 +322,7 @@ fn within_windows(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
     window.map_or(Mask::Causal(None), |window| Mask::BlocksWithin { blocks, window })
 }
 
-/// One rule's table for texts that go on at `positions`, each with the frequencies of its length so far.
+/// The rotary table of one rule for texts that continue at `positions`, each with the frequencies of its length so far.
 fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rule: &arch::Rope) -> Rope {
     let key = |range: &Range<usize>| if rule.depends_on_length() { range.end } else { 0 };
     let by_length: BTreeMap<usize, Frequencies> =
@@ -328,7 +337,7 @@ fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rule: &arch::Rope) ->
     .paired(pairing(rule))
 }
 
-/// One rule's table for sequences with these boundaries.
+/// The rotary table of one rule for sequences with these boundaries.
 fn table(pool: &Arc<Pool>, cu_seqlens: &[usize], rule: &arch::Rope) -> Rope {
     let lengths = || cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]);
     // A rule that doesn't look at the length has one entry for all.

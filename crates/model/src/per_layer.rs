@@ -1,5 +1,5 @@
-//! Per-layer embeddings (Gemma 3n and 4): each block has embeddings of its own, in addition to those of the residual stream. For all
-//! blocks side by side,
+//! Per-layer embeddings (Gemma 3n and 4): each block has token embeddings of its own, beside those of the residual
+//! stream. They are made for all blocks at once, side by side:
 //!
 //! ```text
 //! e = (norm(c P x) + s E[tokens]) / sqrt(2)       c = hidden^-1/2, s = width^1/2, x the stream's embedding
@@ -19,17 +19,17 @@ use tunesmith_ops::activation::Activation;
 use tunesmith_ops::gated_mlp::{self, Gate};
 use tunesmith_ops::{elementwise, embedding};
 
-/// What makes the embeddings of all blocks.
+/// Makes the per-layer embeddings of all blocks.
 #[derive(Debug)]
 pub struct PerLayer {
     /// The table of all blocks' embeddings, `[vocabulary, blocks * width]`.
     pub table: Weight,
     /// From the stream's embedding to `blocks * width` features.
     pub projection: Linear,
-    /// `[width]`, the same for each block.
+    /// The norm over `width` features, the same for each block.
     pub norm: Norm,
     pub blocks: usize,
-    /// Rows of the table. Tokens beyond them have the first one, as in Gemma 3n.
+    /// The number of rows of the table. Tokens with larger ids get the first row, as in Gemma 3n.
     pub rows: usize,
     /// Factor on the table's rows.
     pub table_scale: f32,
@@ -49,7 +49,7 @@ impl PerLayer {
         self.table.trains() || self.projection.trains() || self.norm.trains()
     }
 
-    /// The rows of the table that `tokens` have.
+    /// The rows of the table for `tokens`.
     fn rows_of<'t>(&self, tokens: &'t [u32]) -> Cow<'t, [u32]> {
         let beyond = |token: u32| token as usize >= self.rows;
         if !tokens.iter().any(|&token| beyond(token)) {
@@ -65,7 +65,8 @@ impl PerLayer {
         (raw, saved)
     }
 
-    /// Those of `tokens`, whose embedding in the stream is `x [tokens, hidden]`. With `gradients` backward asks for theirs.
+    /// The per-layer embeddings of `tokens`, whose embedding in the stream is `x [tokens, hidden]`. With `gradients`,
+    /// backward collects their gradients.
     pub fn forward(&self, pass: &Pass<'_>, x: &Activation, tokens: &[u32], gradients: bool) -> PerLayerInputs {
         let (raw, _) = self.projected(pass, x);
         let (mut all, _) = self.norm.forward(pass, &raw, self.blocks);
@@ -79,7 +80,8 @@ impl PerLayer {
         PerLayerInputs::new(all, self.blocks, gradients)
     }
 
-    /// Adds the gradients of what is trained to `grads`, and that of `x` to `dx`, if given. Every block has been walked backward.
+    /// Adds the gradients of what is trained to `grads`, and that of `x` to `dx`, if given. Call it when backward has
+    /// passed every block.
     pub fn backward(
         &self,
         pass: &Pass<'_>,
@@ -109,7 +111,7 @@ pub struct PerLayerGate {
     pub gate: Linear,
     /// From `width` features back to `hidden`.
     pub projection: Linear,
-    /// What the gate goes through.
+    /// The activation function of the gate.
     pub act: Gate,
     /// The block's number, from 0: whose part of all blocks' embeddings it takes.
     pub block: usize,
@@ -146,7 +148,7 @@ impl PerLayerGate {
         Saved { gate, extra }
     }
 
-    /// What the projection takes, `[rows, width]`.
+    /// The input of the projection, `[rows, width]`.
     pub fn middle(&self, saved: &Saved, inputs: &PerLayerInputs, rows: &Rows) -> Activation {
         gated_mlp::forward(self.act, &saved.gate, &inputs.of(self.block, rows.picked.as_deref()))
     }

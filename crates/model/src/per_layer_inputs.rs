@@ -1,27 +1,29 @@
-//! The embeddings of all blocks in a pass ([`super::per_layer`]), and their gradients.
+//! The per-layer embeddings of a pass ([`super::per_layer`]), and their gradients.
 use std::cell::RefCell;
 use std::ops::Range;
 use tunesmith_ops::activation::Activation;
 
-/// The embeddings of all blocks in a pass, and their gradients.
+/// The per-layer embeddings of all blocks in a pass, and their gradients.
 #[derive(Debug)]
 pub struct PerLayerInputs {
     /// `[tokens, blocks * width]`.
     all: Activation,
     width: usize,
-    /// Where backward asks for their gradients: of each block those that it has found, `[tokens, width]`.
+    /// The gradient `[tokens, width]` of each block's part, once backward has found it. `None` where gradients are not
+    /// wanted.
     gradients: Option<RefCell<Vec<Option<Activation>>>>,
 }
 
 impl PerLayerInputs {
-    /// Those of `blocks`, side by side `[tokens, blocks * width]`. With `gradients` backward asks for theirs.
+    /// The embeddings of `blocks` blocks, side by side `[tokens, blocks * width]`. With `gradients`, their gradients
+    /// are collected.
     pub fn new(all: Activation, blocks: usize, gradients: bool) -> Self {
         let width = all.features() / blocks;
         let gradients = gradients.then(|| RefCell::new((0..blocks).map(|_| None).collect()));
         Self { all, width, gradients }
     }
 
-    /// The gradients of all, side by side.
+    /// The gradients of all blocks' embeddings, side by side.
     ///
     /// # Panics
     /// If a block has not given its own.
@@ -38,7 +40,7 @@ impl PerLayerInputs {
         block * self.width..(block + 1) * self.width
     }
 
-    /// Those of a block at the tokens `picked`, or at all: `[rows, width]`.
+    /// The embeddings of one block at the tokens `picked`, or at all tokens: `[rows, width]`.
     pub fn of(&self, block: usize, picked: Option<&[usize]>) -> Activation {
         let own = self.all.columns(self.columns(block));
         match picked {

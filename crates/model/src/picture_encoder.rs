@@ -1,4 +1,4 @@
-//! The image encoder alone, which computes the features of a run's images once.
+//! The image encoder without a decoder, which computes the features of a run's images once, for the cache on disk.
 use super::build::Builder;
 use super::device::{device, pool};
 use super::params::Params;
@@ -16,7 +16,7 @@ use tunesmith_device::memory;
 use tunesmith_ops::activation::Pool;
 use tunesmith_vision::Pixels;
 
-/// A frozen image encoder without its decoder, and its connector.
+/// A frozen image encoder with its connector, and without its decoder.
 #[derive(Debug)]
 pub struct PictureEncoder {
     vision: Vision,
@@ -44,7 +44,8 @@ impl PictureEncoder {
         Ok(Self { vision, params: builder.tensors.params, pool: pool(device, config), features })
     }
 
-    /// The features of a picture, `[rows, width]` as [`features_shape`](tunesmith_config::vision::VisionArch::features_shape) says, on the host.
+    /// The features of an image, `[rows, width]` as
+    /// [`features_shape`](tunesmith_config::vision::VisionArch::features_shape) says, on the host.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: the encoder cannot read such a picture; [`tunesmith_base::Kind::Memory`].

@@ -8,6 +8,7 @@ use tunesmith_config::vision::Pointwise;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::pointwise::{self, Function};
 
+/// `fc2(function(fc1(h)))`.
 #[derive(Debug)]
 pub struct PlainMlp {
     pub fc1: Linear,
@@ -16,7 +17,7 @@ pub struct PlainMlp {
     pub function: Function,
 }
 
-/// What forward keeps for backward: what the function took.
+/// What forward keeps for backward: the input of the activation function.
 #[derive(Debug)]
 pub struct Saved<T = Activation> {
     inner: T,
@@ -41,14 +42,14 @@ impl PlainMlp {
         [&self.fc1, &self.fc2].into_iter()
     }
 
-    /// What `fc2` takes of `h [rows, hidden]`: `[rows, intermediate]`.
+    /// The input of `fc2` for `h [rows, hidden]`, `[rows, intermediate]`, and what backward needs.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
         let (inner, extra) = self.fc1.forward(pass, h, None);
         (pointwise::forward(self.function, &inner), Saved { inner, extra })
     }
 
-    /// The whole of several, computed together, each on its `x [rows, hidden]`: outputs `[rows, hidden]`, what each keeps, and
-    /// what its `fc2` keeps.
+    /// Computes several whole MLPs together, each on its own `x [rows, hidden]`. Returns for each the output
+    /// `[rows, hidden]`, what it keeps, and what its `fc2` keeps.
     pub fn forward_grouped(
         pass: &Pass<'_>,
         each: &[(&Self, &Activation)],
@@ -62,7 +63,7 @@ impl PlainMlp {
         outputs.zip(saved).map(|((y, extra), saved)| (y, saved, extra)).collect()
     }
 
-    /// What `fc2` takes, from what was kept.
+    /// The input of `fc2`, from what was kept.
     pub fn middle(&self, saved: &Saved) -> Activation {
         pointwise::forward(self.function, &saved.inner)
     }
@@ -85,7 +86,7 @@ impl PlainMlp {
     }
 }
 
-/// The function of that description.
+/// The operation for an activation function of the configuration.
 pub const fn function_of(function: Pointwise) -> Function {
     match function {
         Pointwise::Gelu => Function::Gelu,

@@ -1,4 +1,5 @@
-//! Positions of several components: a text's tokens are counted, the rows of an image have a time, a row and a column.
+//! Positions for M-RoPE (Qwen-VL): a position has a time, a row and a column. For a text token the three are equal and
+//! counted; the rows of an image have their place in the image.
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_config::arch::{Frequencies, Rope as Rule};
@@ -9,13 +10,13 @@ use tunesmith_ops::rope::{Pairing, Rope, interleaved_sections, sections};
 /// Positions of the tokens of a walk, text after text.
 #[derive(Debug)]
 pub struct Positions {
-    /// Of each frequency, which component turns it.
+    /// Which component turns each frequency: 0 time, 1 row, 2 column.
     components: Vec<usize>,
     /// Time, row and column of each token.
     of: [Vec<u32>; 3],
 }
 
-/// A picture in a text: the places of its rows, and how many rows and columns these are.
+/// An image in a text: the places of its rows, and how many rows and columns they form.
 pub type Shown = (Range<usize>, [usize; 2]);
 
 impl Positions {
@@ -28,7 +29,8 @@ impl Positions {
         self.of.iter_mut().zip(at).for_each(|(of, at)| of.push(at as u32));
     }
 
-    /// Appends the tokens at the places `fresh` of a text with these pictures, which rise.
+    /// Appends the positions of the tokens at the places `fresh` of a text. `pictures` are all images of the text,
+    /// rising. After an image, counting continues behind its longer side.
     pub fn extend(&mut self, pictures: &[Shown], fresh: Range<usize>) {
         // The place up to which the text is read, and the position there.
         let (mut place, mut position) = (0, 0);
@@ -55,7 +57,8 @@ impl Positions {
         }
     }
 
-    /// The table of these tokens by one rule; `texts` has the number of tokens of each, and its length.
+    /// The rotary table of these tokens by one rule. `texts` has the number of these tokens in each text, and the
+    /// text's length.
     pub fn table(&self, pool: &Arc<Pool>, texts: impl Iterator<Item = (usize, usize)>, rule: &Rule) -> Rope {
         let rules: Vec<(usize, Frequencies)> =
             texts.map(|(tokens, length)| (tokens, rule.frequencies(length))).collect();

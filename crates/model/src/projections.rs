@@ -1,12 +1,12 @@
-//! Linear modules that share an input: q, k and v, or gate and up. Each module has its own output, or they have one
-//! module with their outputs side by side (Phi-3, experts).
+//! Linear modules that share an input: q, k and v, or gate and up. Each output has a module of its own, or one module
+//! has all outputs side by side (Phi-3, experts).
 use super::grads::Grads;
 use super::linear::{self, BackwardCall, Call, Few, Input, Linear};
 use super::pass::Pass;
 use std::ops::Range;
 use tunesmith_ops::activation::Activation;
 
-/// `N` outputs of one input.
+/// The modules that make `N` outputs of one input.
 #[derive(Debug)]
 pub struct Projections<const N: usize> {
     linears: Vec<Linear>,
@@ -17,7 +17,7 @@ pub struct Projections<const N: usize> {
 /// The outputs, and what each module needs in backward.
 pub type Outputs<const N: usize> = ([Activation; N], Vec<Option<linear::Saved>>);
 
-/// An output: columns of a module's.
+/// An output: some columns of a module's output.
 #[derive(Debug)]
 struct Output {
     module: usize,
@@ -25,7 +25,8 @@ struct Output {
 }
 
 impl Projections<3> {
-    /// A module for the first output, and one for the two others, whose so many features each lie side by side.
+    /// One module for the first output, and one module for the two others, which lie side by side in it with these
+    /// numbers of features.
     pub fn first_apart(first: Linear, rest: Linear, features: [usize; 2]) -> Self {
         let [second, third] = features;
         assert_eq!(second + third, rest.out_features, "the outputs are all of the module");
@@ -45,7 +46,7 @@ impl<const N: usize> Projections<N> {
         Self { linears: linears.into(), outputs }
     }
 
-    /// One module, whose outputs of so many features each lie side by side.
+    /// One module for all outputs, which lie side by side in it with these numbers of features.
     pub fn fused(linear: Linear, features: [usize; N]) -> Self {
         let mut end = 0;
         let outputs = features.map(|features| {
@@ -70,8 +71,8 @@ impl<const N: usize> Projections<N> {
         self.outputs.iter().skip(1).all(|output| output.module != self.outputs[0].module)
     }
 
-    /// The outputs for `x [tokens, in_features]`, each `[tokens, features]`, and what the modules need in backward. Of the first
-    /// output only the rows `picked`, if given.
+    /// The outputs for `x [tokens, in_features]`, each `[tokens, features]`, and what the modules need in backward.
+    /// With `picked`, the first output is computed for these rows only.
     pub fn forward(&self, pass: &Pass<'_>, x: &Activation, picked: Option<&[usize]>) -> Outputs<N> {
         let fewer = picked.filter(|_| self.first_is_apart()).map(|picked| x.gather(picked));
         let input = |module| fewer.as_ref().filter(|_| module == 0).unwrap_or(x);
@@ -85,7 +86,7 @@ impl<const N: usize> Projections<N> {
         (outputs, saved)
     }
 
-    /// Whether each output has a module, which multiplies vectors ([`Linear::takes_vectors`]).
+    /// Whether each output has a module of its own that can multiply vectors ([`Linear::takes_vectors`]).
     pub fn takes_vectors(&self, pass: &Pass<'_>) -> bool {
         self.linears.len() == N && self.linears.iter().all(|linear| linear.takes_vectors(pass))
     }
@@ -96,7 +97,7 @@ impl<const N: usize> Projections<N> {
         outputs.try_into().expect("each output has a module")
     }
 
-    /// As [`Projections::forward`] of several, each on an input of its own, computed together.
+    /// As [`Projections::forward`], for several projections together, each on its own input.
     pub fn forward_grouped(pass: &Pass<'_>, each: &[(&Self, &Activation)]) -> Few<Outputs<N>> {
         let modules = each.iter().flat_map(|&(it, x)| it.linears.iter().map(move |linear| (linear, x)));
         let calls: Few<Call<'_>> = modules.map(|(linear, x)| Call { linear, x, residual: None }).collect();
@@ -104,7 +105,7 @@ impl<const N: usize> Projections<N> {
         each.iter().map(|(it, _)| it.split(computed.by_ref().take(it.linears.len()).collect())).collect()
     }
 
-    /// The outputs, given those of the modules.
+    /// Splits the outputs of the modules into the `N` outputs.
     fn split(&self, modules: Few<(Activation, Option<linear::Saved>)>) -> Outputs<N> {
         let (mut whole, saved): (Few<_>, Vec<_>) = modules.into_iter().map(|(y, saved)| (Some(y), saved)).unzip();
         let outputs = self.outputs.each_ref().map(|Output { module, columns }| {
