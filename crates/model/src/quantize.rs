@@ -1,6 +1,6 @@
-//! Which matrices of a base are quantized, and where they come from: the checkpoint itself, a copy on disk, or the
-//! checkpoint's unquantized values. These are quantized one matrix at a time, so that memory holds the quantized model
-//! and one unquantized matrix.
+//! Which matrices of a base are quantized, and where the codes come from: the checkpoint itself, a copy on disk, or the
+//! checkpoint's unquantized values. The last are quantized one matrix at a time, so that memory holds the quantized
+//! model and one unquantized matrix.
 
 pub use super::quantized_form::{Held, How, format_of};
 
@@ -19,7 +19,7 @@ use tunesmith_device::{Device, FloatBuffer};
 use tunesmith_ops::quant::tiles::TileForm;
 use tunesmith_ops::quant::{Format, Four, Quantized, Tiled, encode};
 
-/// What bitsandbytes has quantized of a checkpoint. Without files `config.json` says it.
+/// What bitsandbytes has quantized in a checkpoint. Without files, `config.json` tells it.
 pub fn bitsandbytes(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Option<Bitsandbytes> {
     match weights {
         Some(files) => files.bitsandbytes(),
@@ -27,8 +27,9 @@ pub fn bitsandbytes(arch: &Arch, config: &Config, weights: Option<&WeightFiles>)
     }
 }
 
-/// How the base of a run is quantized: what the configuration asks for, and what the checkpoint has where it leaves that open.
-/// Without files `config.json` says the latter of bitsandbytes; of makers' formats it tells [`kept`].
+/// How the base of a run is quantized: as the configuration asks, or as the checkpoint is where the configuration
+/// leaves that open. `None`: not quantized. Without files, `config.json` tells what bitsandbytes has quantized; what it
+/// tells of makers' formats is in [`kept`].
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the two contradict each other, or a quantized base cannot be trained in this way.
@@ -54,7 +55,8 @@ pub fn resolve(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> R
         return Err(Error::config("model.quantization: mxfp4, and the checkpoint holds nothing in that format")
             .hint("set model.quantization: nf4, which codes a checkpoint while it is loaded"));
     }
-    // Experts in MXFP4 stay so beside matrices in another format; matrices in another maker's format are dequantized first.
+    // MXFP4 experts stay as they are beside matrices in another format. Matrices in another maker's format are
+    // dequantized first.
     if let Some(stored) = stored.filter(|stored| *stored != wanted && !stored.is_makers()) {
         let (wanted, stored) = (wanted.name(), stored.name());
         return Err(Error::config(format!("model.quantization: {wanted}, the checkpoint is quantized as {stored}"))
@@ -78,7 +80,7 @@ pub fn resolve(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> R
     Ok(Some(How { format: wanted, double }))
 }
 
-/// In what form a run of this configuration holds the matrices of a base.
+/// In what form a run of this configuration holds the matrices of its base; `None` if it does not quantize them.
 ///
 /// # Errors
 /// As [`resolve`].
@@ -134,8 +136,9 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
     Ok(modules.into_iter().map(|module| format!("{module}.weight")).collect())
 }
 
-/// The matrices that the checkpoint has in the format of its maker, and that a run of this configuration keeps so: all of them with
-/// `model.quantization: auto`, MXFP4 beside another format too. Without files `config.json` says which there are.
+/// The matrices that the checkpoint has in its maker's format (FP8, GPTQ, AWQ, MXFP4 and others), and that a run of
+/// this configuration keeps in it: all of them with `model.quantization: auto`; MXFP4 also beside another format.
+/// Without files, `config.json` tells which there are.
 ///
 /// # Errors
 /// As [`matrices`].
@@ -154,7 +157,7 @@ pub fn kept(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Resu
     Ok(matrices(arch, skip)?.into_iter().filter_map(kept).collect())
 }
 
-/// The format of its maker that `config.json` describes for the matrix of a linear layer or an expert.
+/// The maker's format that `config.json` describes for the matrix of a linear layer or an expert.
 fn described(arch: &Arch, config: &Config, name: &str) -> Option<Layout> {
     if name.contains(".experts.") && arch.experts.is_some_and(|experts| experts.mxfp4) {
         return Some(Layout::Mxfp4);
@@ -162,9 +165,9 @@ fn described(arch: &Arch, config: &Config, name: &str) -> Option<Layout> {
     arch.stored.as_ref().filter(|_| config.model.init == Init::Pretrained)?.layout(name)
 }
 
-/// The matrices that a run with `model.dtype: auto` holds in float32 where it quantizes them not and does not keep them as they are:
-/// the checkpoint has them in another dtype than bfloat16, or quantized, so that they are dequantized. Without files `config.json`
-/// says which are quantized.
+/// The matrices that a run with `model.dtype: auto` holds in float32, unless it quantizes them or keeps them in their
+/// format. The checkpoint has them in another dtype than bfloat16, or quantized, so that they are dequantized. Without
+/// files, `config.json` tells which are quantized.
 ///
 /// # Errors
 /// As [`matrices`].
@@ -179,8 +182,8 @@ pub fn float32(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> R
     Ok(arch.tensors().into_iter().filter(wide).map(|spec| spec.name).collect())
 }
 
-/// Codes the matrices of which `cache` has no copy, one at a time, and keeps them there; returns what a user should know.
-/// Those that `stack` changes, and that `LoftQ` finds itself, are nobody's to keep.
+/// Quantizes the matrices of which `cache` has no copy, one at a time, and keeps them there. Returns what a user should
+/// know. Matrices that `stack` changes or that `LoftQ` quantizes itself are not kept.
 ///
 /// # Errors
 /// The weights cannot be read, or hold a number that cannot be quantized.
@@ -211,22 +214,22 @@ pub fn keep(
     Ok(quantizer.into_notes())
 }
 
-/// Codes matrices while a model is built.
+/// Quantizes matrices while a model is built.
 pub(super) struct Quantizer<'a> {
     how: Option<How>,
     matrices: BTreeSet<String>,
-    /// Those that stay as the checkpoint has them, in the format of its maker.
+    /// The matrices that stay in the checkpoint's own (its maker's) format.
     stored: BTreeMap<String, Layout>,
     cache: Option<Cache<'a>>,
-    /// What a user should know.
+    /// Messages for the user.
     notes: RefCell<Vec<String>>,
     requantized: Cell<usize>,
-    /// How many were dequantized from the format of the checkpoint's maker.
+    /// How many matrices were dequantized from the format of the checkpoint's maker.
     converted: Cell<usize>,
 }
 
 impl<'a> Quantizer<'a> {
-    /// For a configuration and the files that its base comes from; without a cache each load codes anew.
+    /// For a configuration and the files that its base comes from. Without a cache, every load quantizes again.
     pub(super) fn new(
         arch: &Arch,
         weights: Option<&WeightFiles>,
@@ -240,7 +243,7 @@ impl<'a> Quantizer<'a> {
         Ok(Self { how, matrices, stored, cache, notes, requantized, converted })
     }
 
-    /// Quantizes nothing.
+    /// A quantizer that quantizes nothing.
     pub(super) fn none() -> Self {
         let (notes, requantized, converted) = (RefCell::default(), Cell::new(0), Cell::new(0));
         let (matrices, stored) = (BTreeSet::new(), BTreeMap::new());
@@ -268,8 +271,8 @@ impl<'a> Quantizer<'a> {
         }
     }
 
-    /// A matrix as the checkpoint has it, without its numbers, on a device that only counts; nothing where it is coded while it is
-    /// loaded.
+    /// A matrix in its maker's format, without numbers, on a device that only counts. `None` for a matrix that is
+    /// quantized while it is loaded.
     pub(super) fn counted(&self, name: &str, shape: &[usize], device: Device) -> Option<Quantized> {
         let layout = *self.stored.get(name)?;
         let size = [*shape.first()?, *shape.last()?];
@@ -284,8 +287,9 @@ impl<'a> Quantizer<'a> {
         Some(Quantized::Tiled(Tiled::counted(form, size, device)))
     }
 
-    /// A matrix that [`Quantizer::how`] names. `touched`: its numbers are not the checkpoint's. `values` makes them, on the
-    /// device that quantizes; a matrix that was quantized before is on the CPU.
+    /// The codes of a matrix for which [`Quantizer::how`] gives `how`: from the checkpoint, from the cache, or from
+    /// `values`, which reads the unquantized numbers onto the device that quantizes. With `touched`, the numbers are
+    /// not the checkpoint's, because adapters were merged in. A matrix that was quantized before is on the CPU.
     pub(super) fn matrix(
         &self,
         name: &str,
@@ -331,7 +335,7 @@ impl<'a> Quantizer<'a> {
         self.notes.borrow_mut().push(text);
     }
 
-    /// What a user should know, when the model is built.
+    /// The messages for the user, once the model is built.
     pub(super) fn into_notes(self) -> Vec<String> {
         let mut notes = self.notes.into_inner();
         if self.requantized.get() > 0 {

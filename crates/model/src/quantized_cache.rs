@@ -1,5 +1,5 @@
-//! Quantized matrices on disk, so that a large checkpoint is read and quantized once. Each matrix is a file in
-//! bitsandbytes' form with a digest. Complete files are used, and damaged ones made again.
+//! A cache on disk for quantized matrices, so that a large checkpoint is read and quantized once. Each matrix is a file
+//! in bitsandbytes' form with a digest. Complete files are used, and damaged ones are made again.
 //!
 //! The folder's name is a hash of the source's content and of the settings. Hashing reads the whole source. So the
 //! source's hash is stored too, under the names, sizes and modification times of its files. While these stay the same,
@@ -18,11 +18,11 @@ use tunesmith_base::files::atomic::AtomicFile;
 use tunesmith_base::files::{self, temporary};
 use tunesmith_ops::quant::{Quantized, Scales};
 
-/// Changes with the form of the files.
+/// Part of the key. It changes when the form of the files does, so that older files are not read.
 const VERSION: &str = "tunesmith quantized 1";
 const DIGEST: &str = "digest";
 
-/// The kept matrices of one source and one way to code them.
+/// The cached matrices of one source in one format.
 #[derive(Debug)]
 pub struct Cache<'a> {
     dir: PathBuf,
@@ -53,7 +53,7 @@ impl<'a> Cache<'a> {
         Ok(Self { dir, source })
     }
 
-    /// The folder of this source and this format.
+    /// The folder that holds the matrices of this source in this format.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -92,7 +92,7 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// Keeps a matrix: written under another name, synced, renamed.
+    /// Writes a matrix under a temporary name, syncs it, and renames it.
     pub(super) fn write(&self, name: &str, shape: &[usize], matrix: &Quantized) -> Result<()> {
         debug_assert!(self.source.shape(name).is_some());
         let (path, digest) = (self.path(name), digest(name, shape, matrix));
@@ -110,7 +110,7 @@ fn write_whole(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>)
     staged.commit()
 }
 
-/// Of everything that the matrix is made of.
+/// The digest of everything that the matrix consists of.
 fn digest(name: &str, shape: &[usize], matrix: &Quantized) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{name:?} {shape:?} {}\n", matrix.format().name()).as_bytes());
@@ -137,7 +137,7 @@ fn digest(name: &str, shape: &[usize], matrix: &Quantized) -> blake3::Hash {
             hasher.update(eight.codes());
             floats(&mut hasher, eight.scales());
         }
-        // None is kept: the checkpoint has them.
+        // Such matrices are never cached: the checkpoint has them.
         Quantized::Tiled(tiled) => {
             hasher.update(tiled.codes());
             floats(&mut hasher, tiled.scales());
@@ -146,7 +146,7 @@ fn digest(name: &str, shape: &[usize], matrix: &Quantized) -> blake3::Hash {
     hasher.finalize()
 }
 
-/// The hash of the source's content, from a note of an earlier run where its files have not changed since.
+/// The hash of the source's content. It is read from a note of an earlier run if the files have not changed since.
 fn source_hash(root: &Path, source: &WeightFiles) -> Result<String> {
     let mut about = blake3::Hasher::new();
     about.update(VERSION.as_bytes());

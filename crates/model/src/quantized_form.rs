@@ -1,4 +1,5 @@
-//! In what form a run holds the matrices of its base.
+//! The form in which a run holds the matrices of its base: the quantization format, and how stamps and messages name
+//! it.
 use tunesmith_config::Quantization;
 use tunesmith_config::stored_format::Layout;
 use tunesmith_ops::quant::Format;
@@ -6,7 +7,7 @@ use tunesmith_ops::quant::Format;
 /// How a base's matrices are quantized: the format, and whether the scales are quantized too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct How {
-    /// NF4, FP4, int8 or FP8; or that of a maker, which only its files have.
+    /// NF4, FP4, int8 or FP8; or a maker's format, which only the maker's files have.
     pub format: Format,
     /// Double quantization: the scales are quantized too.
     pub double: bool,
@@ -41,7 +42,7 @@ fn name(format: Format) -> String {
     }
 }
 
-/// The format of matrices that lie so in their files.
+/// The format of matrices that files store in this layout.
 pub const fn format_of(layout: Layout) -> Format {
     const fn small(size: usize) -> u32 {
         if size > u32::MAX as usize { u32::MAX } else { size as u32 }
@@ -55,7 +56,7 @@ pub const fn format_of(layout: Layout) -> Format {
     }
 }
 
-/// In what form a run holds the matrices of its base: what its stamp says.
+/// The form in which a run holds the matrices of its base, as its stamp records it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// The format of the matrices.
@@ -80,7 +81,8 @@ impl Held {
         format!("{}{except}", self.how.describe())
     }
 
-    /// What [`Held::describe`] has written, with the keys of a configuration, such as `nf4 with double_quant: true`.
+    /// Turns text that [`Held::describe`] has written into the keys of a configuration, such as
+    /// `nf4 with double_quant: true`. Other text stays as it is.
     pub fn as_set(text: &str) -> String {
         let Some(Some(held)) = Self::parse(text) else { return text.to_owned() };
         let Self { how: How { format, double }, skip } = &held;
@@ -94,7 +96,7 @@ impl Held {
         format!("{}{with}{}", format.name(), more.join(" and "))
     }
 
-    /// What [`Held::describe`] has written; nothing where it has not.
+    /// Reads text that [`Held::describe`] has written; `None` for any other text, and `Some(None)` for `none`.
     pub fn parse(text: &str) -> Option<Option<Self>> {
         if text == "none" {
             return Some(None);

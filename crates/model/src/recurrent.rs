@@ -1,4 +1,4 @@
-//! The state of a text in a mixer that continues from one: a convolution's last inputs, and the state of a gated delta
+//! The cached state of a text in a recurrent mixer: the last inputs of its convolution, and the state of a gated delta
 //! rule or of Mamba 2.
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::causal_conv1d::{self, Conv};
 use tunesmith_ops::recurrence::{Shape, State};
 
-/// Of one text in one mixer. A copy shares its memory until one of both goes on.
+/// The state of one text in one mixer. A clone shares memory until either of the two continues.
 #[derive(Debug, Clone, Default)]
 pub struct Recurrent {
     /// The last inputs of the convolution, at most one fewer than its kernel has taps: `[tokens, channels]`.
     last: Option<Arc<Activation>>,
-    /// Behind the last token.
+    /// The state after the last token.
     state: Option<Arc<State>>,
 }
 
@@ -29,7 +29,7 @@ impl Recurrent {
     }
 }
 
-/// The tokens of texts that go on by so many each, end to end.
+/// The rows of texts that continue by this many tokens each, end to end.
 fn sequences(counts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
     let mut end = 0;
     let next = |count: usize| {
@@ -45,7 +45,8 @@ fn pool_like(x: &Activation) -> Arc<Pool> {
     pool
 }
 
-/// The convolution of `x [tokens, channels]`: `counts[i]` tokens of each text, that go on from what the text keeps.
+/// The convolution of `x [tokens, channels]`, which has `counts[i]` tokens of text i. Each text continues from the
+/// inputs that it keeps, and then keeps its new last ones.
 pub fn convolve(
     conv: Conv<'_>,
     kernel: usize,
@@ -77,8 +78,8 @@ pub fn convolve(
     if joined.is_some() { y.gather_to(x.pool(), &new) } else { y }
 }
 
-/// What `step` gives, the gated delta rule or Mamba 2, over `counts[i]` tokens of each text that go on from its state: it takes
-/// where they lie and the states.
+/// Runs `step`, the gated delta rule or Mamba 2, over `counts[i]` tokens of text i, which continue from their states.
+/// `step` gets the rows of each text and the states, which it updates.
 pub fn go_on(
     shape: Shape,
     device: Device,

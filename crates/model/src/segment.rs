@@ -8,7 +8,7 @@ use tunesmith_device::{Array, Arrival, Device, FloatBuffer, Floats, Mark};
 use tunesmith_ops::gemm::Store;
 use tunesmith_ops::quant::{Form, Quantized};
 
-/// The numbers of a segment, or one rank's part of them: all of one kind end to end.
+/// The values of a segment, or one rank's part of them: all values of one type lie end to end.
 #[derive(Debug, Default)]
 pub struct Flat {
     /// The end of the copies from the host's memory. It is dropped, and so waited for, before the buffers are.
@@ -21,9 +21,9 @@ pub struct Flat {
     pub codes: Array<u8>,
     /// Scales of quantized weights.
     pub scales: FloatBuffer,
-    /// Trained values, a stretch each.
+    /// Trained values, in contiguous stretches of the flat buffer.
     pub trained: Vec<Stretch>,
-    /// Where ranks fill them in beside what is computed: from here on all are there.
+    /// When ranks fill in their parts while others compute: all parts are there after this mark.
     pub arrived: Mark,
 }
 
@@ -32,7 +32,7 @@ pub struct Flat {
 pub struct Stretch {
     /// The values of all ranks.
     pub values: FloatBuffer,
-    /// Every rank's part, counted from the stretch's start.
+    /// Every rank's part, as a range that counts from the stretch's start.
     pub parts: Vec<Range<usize>>,
 }
 
@@ -53,7 +53,7 @@ impl Flat {
         }
     }
 
-    /// As [`Flat::new`] without trained values, in the host's memory, from where the GPU `device` copies them.
+    /// As [`Flat::new`] without trained values, in pinned memory of the host, from which the GPU `device` copies.
     pub(super) fn pinned([floats, halves, codes, scales]: Lengths, device: Device) -> Self {
         Self {
             floats: FloatBuffer::pinned(device, floats),
@@ -79,16 +79,16 @@ const fn bytes([floats, halves, codes, scales]: Lengths) -> usize {
     4 * floats + 2 * halves + codes + 4 * scales
 }
 
-/// Where the numbers of a weight are among those of its segment.
+/// Where the values of a weight are among those of its segment.
 #[derive(Debug)]
 pub(super) enum Place {
     Floats(Range<usize>),
     Halves(Range<usize>),
-    /// Where its codes start, and its scales.
+    /// The form of the matrix, and where its codes and its scales start.
     Quantized(Form, usize, usize),
 }
 
-/// The numbers of all ranks, while a segment is gathered.
+/// The values of all ranks, while a segment is gathered.
 #[derive(Debug)]
 struct Whole {
     floats: FloatBuffer,
@@ -111,7 +111,7 @@ impl Held {
     }
 }
 
-/// Where a stretch of trained values is, whole and this rank's part.
+/// The place of a stretch of trained values in the flat buffer, and of this rank's part of it.
 #[derive(Debug)]
 pub(super) struct Trained {
     /// Where it starts in the flat buffer.
@@ -131,7 +131,7 @@ impl Trained {
     }
 }
 
-/// Weights that are gathered together.
+/// The weights of a segment, which are gathered together.
 #[derive(Debug)]
 pub struct Segment {
     lengths: Lengths,
@@ -230,7 +230,8 @@ impl Segment {
         self.whole.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Fills this rank's part into `numbers`. `values` are the trained values that this rank keeps.
+    /// Copies this rank's part into `numbers`, from where the other ranks get it. `values` are the trained values that
+    /// this rank keeps.
     pub(super) fn give(&self, mut numbers: Flat, trained: &[Trained], values: Floats<'_>) -> Flat {
         for (stretch, Trained { own, packed, .. }) in numbers.trained.iter_mut().zip(trained) {
             stretch.values.slice_mut(own.clone()).copy_from(values.slice(*packed..*packed + own.len()));
@@ -247,8 +248,8 @@ impl Segment {
         numbers
     }
 
-    /// Makes the numbers of all ranks visible to the segment's weights. `values` are all trained values, where ranks do
-    /// not share these.
+    /// Makes the values of all ranks readable by the segment's weights: from here on the segment is gathered. `values`
+    /// are all trained values, for the case that ranks do not share these.
     pub(super) fn assemble(
         &self,
         Flat { copied, mut floats, halves, codes, scales, trained, arrived }: Flat,
@@ -276,7 +277,8 @@ impl Segment {
         *self.whole.write().unwrap_or_else(PoisonError::into_inner) = Some(whole);
     }
 
-    /// Gives up the numbers of the other ranks. Returns the buffers for another segment, unless a view still uses them.
+    /// Frees the values of the other ranks. Returns the buffers, for another segment to use, unless a view still needs
+    /// them.
     pub(super) fn dissolve(&self) -> Option<Flat> {
         let whole = self.whole.write().unwrap_or_else(PoisonError::into_inner).take()?;
         let Whole { floats, halves, codes, scales, quantized, trained } = Arc::into_inner(whole)?;

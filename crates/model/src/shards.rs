@@ -1,13 +1,13 @@
-//! Shares weights among ranks, as FSDP does. Each rank keeps a part of every segment. A segment is gathered before a
-//! pass reaches it, while the pass computes the segment before, and its memory is freed after it. Frozen weights are in
-//! the segment. Trained weights are in [`Params`], which then have only this rank's part of them, end to end.
+//! Shards weights over ranks, as FSDP and `ZeRO` 3 do. Each rank keeps a part of every segment. A segment is gathered
+//! while the pass computes the segment before it, and its memory is freed afterwards. Frozen weights are in the
+//! segment. Trained weights are in [`Params`], which then have only this rank's part of them, end to end.
 //!
-//! What a rank keeps of the frozen weights may be in the host's memory ([`Shards::offloaded`]), of ranks that share them and
-//! of a rank alone.
+//! The frozen weights that a rank keeps may be in the host's memory ([`Shards::offloaded`]), whether ranks share
+//! weights or a rank is alone.
 //!
 //! All ranks must gather the same segments in the same order, or some would wait forever. So a pass follows a fixed
-//! route. A pass that fails goes to the end of its route without computing ([`Shards::end`]). A rank without a pass of
-//! its own follows the passes of the others (`Model::stand_by`).
+//! route. A pass that fails goes to the end of its route without computing ([`Shards::end`]). A rank that has no pass
+//! of its own takes part in those of the others (`Model::stand_by`).
 use super::params::{ParamSpec, Params};
 use super::pass::Pass;
 pub use super::segment::{Flat, Held};
@@ -31,7 +31,7 @@ pub enum Kind {
     Train,
 }
 
-/// The other ranks, as a model sees them.
+/// The other ranks, as a model sees them: how values are cut, gathered, and which pass comes next.
 pub trait Peers: fmt::Debug + Send + Sync {
     /// This rank's part of `length` numbers.
     fn part(&self, length: usize) -> Range<usize>;
@@ -39,14 +39,16 @@ pub trait Peers: fmt::Debug + Send + Sync {
     /// This rank's index among those that share trained values.
     fn rank(&self) -> usize;
 
-    /// Every rank's part of the trained values of the last segment of `specs`, counted from the segment's start, which
-    /// is flat place `start`. Nothing where every rank keeps all of them.
+    /// Every rank's part of the trained values of the last segment of `specs`, as ranges that count from flat place
+    /// `start`, where that segment begins. `None` where every rank keeps all of them.
     fn cuts(&self, specs: &[ParamSpec], start: usize) -> Option<Vec<Range<usize>>>;
 
-    /// Begins to complete `numbers`, of each kind of which a rank fills in its part.
+    /// Starts an all-gather of `numbers`, in which this rank has filled in its part of each type. The result arrives at
+    /// the receiver.
     fn begin(&self, numbers: Flat) -> Receiver<Result<Flat>>;
 
-    /// Says which pass this rank makes next, if any; waits until all have said so. Which pass is to be made.
+    /// Tells the other ranks which pass this rank makes next, if any, and waits until all have told theirs. Returns the
+    /// pass that all make now; `None` if no rank has one.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone, or ranks make different passes.
@@ -59,7 +61,8 @@ fn cut(count: usize, start: usize, part: &Range<usize>) -> Range<usize> {
     cut(part.start)..cut(part.end)
 }
 
-/// Copies those of `numbers` that are in `part`, as [`cut`] has it, to their places in `own`, which are those of the part.
+/// Copies those of `numbers` that are in `part` (see [`cut`]) to their places in `own`, whose places are those of the
+/// part.
 fn keep<T: Element>(own: &mut Array<T>, numbers: Slice<'_, T>, start: usize, part: &Range<usize>) {
     let kept = cut(numbers.len(), start, part);
     if !kept.is_empty() {
@@ -68,7 +71,7 @@ fn keep<T: Element>(own: &mut Array<T>, numbers: Slice<'_, T>, start: usize, par
     }
 }
 
-/// A rank that shares its weights with none.
+/// The peers of a rank that shares its weights with no other: it gathers only from its host's memory.
 #[derive(Debug)]
 struct Alone;
 
@@ -100,7 +103,7 @@ impl Peers for Alone {
 /// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers, with
 /// `on_host` in the host's memory; the weights give up theirs and point to the segment.
 fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device, on_host: bool) -> Arc<Segment> {
-    // What a GPU leaves on the host every rank keeps there.
+    // What a GPU leaves on the host is not sharded: every rank keeps it there.
     let is_frozen = |weight: &&mut Weight| match weight {
         Weight::Frozen(frozen) => frozen.device() == device,
         Weight::Quantized(_) | Weight::Rows(_) => true,
@@ -169,7 +172,7 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device, on_host: 
     segment
 }
 
-/// The state of a pass.
+/// Where the current pass is on its route.
 #[derive(Debug, Default)]
 struct Walk {
     route: Vec<usize>,
@@ -181,13 +184,14 @@ struct Walk {
     spare: Vec<Flat>,
 }
 
-/// The segments of a model, which ranks shard. By default they do not: every segment is there, and nothing is gathered.
+/// The segments of a model, which ranks may share. By default they do not: every segment is there, and nothing is
+/// gathered.
 #[derive(Debug, Default)]
 pub struct Shards {
     segments: Vec<Arc<Segment>>,
     /// The trained values that are gathered with each segment; empty if every rank keeps all trained values.
     trained: Vec<Vec<Trained>>,
-    /// Nothing where every rank has all weights at hand.
+    /// `None` where every rank has all weights on its device.
     peers: Option<Box<dyn Peers>>,
     /// Whether what this rank keeps of the frozen weights is in the host's memory.
     on_host: bool,
@@ -206,7 +210,8 @@ impl Shards {
         Self { peers: Some(peers), stays, ..Self::default() }
     }
 
-    /// What this rank keeps of the frozen weights is in the host's memory, from where it comes to the GPU segment by segment.
+    /// Puts this rank's frozen weights into the host's memory, from where they come to the GPU segment by segment
+    /// (`train.offload_param`).
     #[must_use]
     pub fn offloaded(self) -> Self {
         let alone = self.peers.is_none();
@@ -218,7 +223,7 @@ impl Shards {
         self.peers.is_some() && !self.alone
     }
 
-    /// Whether weights are at hand only in the segment that a pass is in.
+    /// Whether weights are available only while a pass is in their segment.
     pub const fn gathers(&self) -> bool {
         self.peers.is_some()
     }
@@ -232,8 +237,8 @@ impl Shards {
         self.push_trained(self.segments.len() - 1, params);
     }
 
-    /// The trained values of the last segment of `params` are gathered with this segment. This rank keeps its part of
-    /// them.
+    /// Gathers the trained values of the last segment of `params` together with `segment` from now on. This rank keeps
+    /// its part of them.
     pub(super) fn push_trained(&mut self, segment: usize, params: &mut Params) {
         let Some(peers) = &self.peers else { return };
         let start = params.last_segment();
@@ -255,7 +260,7 @@ impl Shards {
         self.routes = [full(forward), full(train)];
     }
 
-    /// Nothing is gathered for this segment.
+    /// Whether nothing is gathered for this segment.
     fn is_empty(&self, segment: usize) -> bool {
         self.peers.is_none() || self.segments[segment].is_empty() && self.trained[segment].is_empty()
     }
@@ -309,8 +314,8 @@ impl Shards {
         (walk.route, walk.reached) = (self.routes[kind as usize].clone(), 0);
     }
 
-    /// Does something at a segment, the next one on the route, whose weights are gathered for it. `values` are the trained
-    /// values that this rank keeps.
+    /// Reaches `segment`, the next one on the route, and calls `act` with a pass that has its trained values. `values`
+    /// are the trained values that this rank keeps.
     ///
     /// # Errors
     /// As [`Shards::reach`].
@@ -359,8 +364,8 @@ impl Shards {
         Ok(())
     }
 
-    /// Frees the segment before place `at` of the route, unless it is needed there, or stays until it is needed
-    /// again.
+    /// Frees the segment before place `at` of the route, unless the route needs it at that place too, or it stays
+    /// gathered until it is needed again.
     fn leave(&self, walk: &mut Walk, at: usize) {
         let Some(before) = at.checked_sub(1).map(|before| walk.route[before]) else { return };
         let again = walk.route[at..].iter().position(|&later| later == before);
@@ -384,9 +389,9 @@ impl Shards {
         peers.begin(segment.give(numbers, trained, values))
     }
 
-    /// Goes to the end of the route, without computing, and gives up all segments. `left` is told when a segment is
-    /// left, from the one on in which the pass turns around (the head, which may be the embedding too: nothing stands
-    /// for it).
+    /// Goes to the end of the route without computing, and frees all segments. `left` is called whenever a segment is
+    /// left, from the one on in which the pass turns around. That one is the head, or the embedding where the two are
+    /// tied, and is given as `None`.
     ///
     /// # Errors
     /// As [`Shards::reach`], and those of `left`.
@@ -410,13 +415,13 @@ impl Shards {
         walk.route.clear();
         walk.reached = 0;
         walk.spare.extend(self.segments.iter().filter_map(|segment| segment.dissolve()));
-        // As many as a pass needs at once.
+        // A pass needs two at once.
         let drop = walk.spare.len().saturating_sub(2);
         walk.spare.drain(..drop);
         Ok(())
     }
 
-    /// Goes along with the passes of other ranks, until no rank has one to make.
+    /// Takes part in the passes of other ranks, until no rank has a pass left.
     ///
     /// # Errors
     /// As [`Shards::begin`].

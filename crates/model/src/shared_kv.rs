@@ -1,11 +1,11 @@
-//! Keys and values that several attentions of one walk use (Gemma 4).
+//! Keys and values that several attentions of one walk use: later blocks reuse those of an earlier one (Gemma 4).
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 
-/// Keys and values that several attentions of a walk use, turned by their positions, by the number of the attention that
-/// computed them.
+/// The shared keys and values of a walk, turned by their positions. Each pair is found by the number of the attention
+/// that computed it.
 #[derive(Debug, Default)]
 pub struct SharedKeyValues {
     found: Mutex<BTreeMap<usize, Arc<[Activation; 2]>>>,
@@ -14,7 +14,7 @@ pub struct SharedKeyValues {
 }
 
 impl SharedKeyValues {
-    /// Keeps the keys and values of the attention `layer`, in the place of earlier ones.
+    /// Stores the keys and values of the attention `layer`, in place of those of an earlier walk.
     pub fn put(&self, layer: usize, keys: Activation, values: Activation) -> Arc<[Activation; 2]> {
         let found = Arc::new([keys, values]);
         self.found.lock().unwrap_or_else(PoisonError::into_inner).insert(layer, Arc::clone(&found));
@@ -30,7 +30,7 @@ impl SharedKeyValues {
         Arc::clone(found.get(&layer).expect("the walk came by the attention that computes them"))
     }
 
-    /// As [`SharedKeyValues::get`], and gives them up.
+    /// As [`SharedKeyValues::get`], and removes them.
     ///
     /// # Panics
     /// If the walk did not come by it.
@@ -39,7 +39,7 @@ impl SharedKeyValues {
         found.expect("the walk came by the attention that computes them")
     }
 
-    /// Adds the gradients that one more attention has for those of the attention `layer`.
+    /// Adds the gradients of the keys and values of `layer` that one more attention has found.
     pub fn add_gradients(&self, layer: usize, found: [Activation; 2]) {
         let mut gradients = self.gradients.lock().unwrap_or_else(PoisonError::into_inner);
         match gradients.get_mut(&layer) {
@@ -48,7 +48,8 @@ impl SharedKeyValues {
         }
     }
 
-    /// The gradients so far, if another attention has added some.
+    /// Takes out the gradients of the keys and values of `layer` that other attentions have added; `None` if there are
+    /// none.
     pub fn take_gradients(&self, layer: usize) -> Option<[Activation; 2]> {
         self.gradients.lock().unwrap_or_else(PoisonError::into_inner).remove(&layer)
     }

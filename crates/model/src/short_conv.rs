@@ -10,6 +10,7 @@ use tunesmith_ops::causal_conv1d::{self, Conv};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gated_mlp::{self, Gate};
 
+/// A gated short convolution as the part of a branch.
 #[derive(Debug)]
 pub struct ShortConv {
     pub in_proj: Projections<3>,
@@ -61,12 +62,14 @@ impl ShortConv {
         (self.weight.view(pass.values), self.bias.as_ref().map(|bias| bias.view(pass.values)))
     }
 
-    /// Over sequences of a batch: what backward needs, and what `out_proj` takes.
+    /// Computes the convolution over the sequences of a batch. Returns what backward needs, and the input of
+    /// `out_proj`.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation, sequences: &[Range<usize>]) -> (Saved, Activation) {
         self.forward_by(pass, h, |conv, x| causal_conv1d::forward(conv, x, sequences))
     }
 
-    /// With `convolve` in the place of the convolution over a batch.
+    /// As [`ShortConv::forward`], with `convolve` in place of that over a batch: decoding continues from the last
+    /// inputs.
     pub fn forward_by(
         &self,
         pass: &Pass<'_>,
@@ -79,7 +82,7 @@ impl ShortConv {
         (saved, middle)
     }
 
-    /// What `out_proj` takes, over sequences of a batch.
+    /// The input of `out_proj`, over the sequences of a batch.
     pub fn middle(&self, pass: &Pass<'_>, saved: &Saved, sequences: &[Range<usize>]) -> Activation {
         self.middle_by(pass, saved, |conv, x| causal_conv1d::forward(conv, x, sequences))
     }

@@ -1,4 +1,5 @@
-//! The tensors of the base: where their values come from, and which of them are trained.
+//! The tensors of the base: where their values come from (files, or the seed), in what form they are held, and which of
+//! them are trained.
 use super::init;
 use super::names::{is_vocabulary, token_rows};
 use super::norm::Norm;
@@ -24,7 +25,7 @@ use tunesmith_ops::quant::encode;
 pub struct Source<'a> {
     /// The model's shape, grown by new tokens.
     pub arch: &'a Arch,
-    /// Its files; without them it is drawn from the seed.
+    /// The checkpoint's files; without them, tensors are drawn from the seed.
     pub weights: Option<&'a WeightFiles>,
     /// The configuration: the seed of what is drawn, and the dtype of frozen matrices.
     pub config: &'a Config,
@@ -48,8 +49,8 @@ impl Source<'_> {
         Ok(values)
     }
 
-    /// As [`Source::values`], of a tensor that the run holds without training it: what `model.dtype: bfloat16` rounds in memory is
-    /// rounded here.
+    /// As [`Source::values`], for a tensor that the run holds without training it: with `model.dtype: bfloat16` the
+    /// values are rounded as they are in memory.
     ///
     /// # Errors
     /// As there.
@@ -68,8 +69,8 @@ impl Source<'_> {
         narrow && !self.stack.keeps(name) && self.arch.rows_of(name).is_empty()
     }
 
-    /// As [`Source::values`], on `device`. What is there as it is to be goes from the file to the device; the host holds a few
-    /// MiB of it.
+    /// As [`Source::values`], on `device`. A tensor that the run needs as it is stored goes from the file to the
+    /// device, of which the host holds only a few MiB at a time.
     ///
     /// # Errors
     /// As there.
@@ -80,7 +81,7 @@ impl Source<'_> {
         Ok(values)
     }
 
-    /// The files, where they hold a tensor as it is to be: nothing is merged into it, and it has no new rows.
+    /// The files, if they hold a tensor as the run needs it: no adapter is merged into it, and it has no new rows.
     pub(super) fn stored(&self, name: &str, count: usize) -> Option<&WeightFiles> {
         let stored = self.arch.starts_as(name);
         let shape = self.weights?.shape(stored);
@@ -92,7 +93,7 @@ impl Source<'_> {
 
     fn base(&self, name: &str, count: usize) -> Result<Vec<f32>> {
         let name = self.arch.starts_as(name);
-        // A head of scores is drawn where the model is that of a language model.
+        // A classification head is drawn where the checkpoint is that of a language model.
         let Some(files) = self.weights.filter(|files| name != SCORE || files.shape(name).is_some()) else {
             return Ok(init::base(self.config.train.seed, name, count, self.arch));
         };
@@ -122,14 +123,14 @@ impl Source<'_> {
 /// The tensors of a model that is being built.
 pub(super) struct Tensors<'a> {
     pub(super) source: Source<'a>,
-    /// Of encoder and connector, where pictures are seen.
+    /// The files of image encoder and connector, where the model has them.
     pub(super) vision: Option<VisionFiles>,
-    /// Where they go; for the meta device no value is read or drawn.
+    /// The device that they go to. For the meta device, no value is read or drawn.
     pub(super) device: Device,
     pub(super) quantizer: Quantizer<'a>,
-    /// The trained ones, in the order in which they were asked for.
+    /// The trained tensors, in the order in which they were asked for.
     pub(super) params: Params,
-    /// Where only counting is done: those that are float32 whatever the dtype of frozen matrices.
+    /// On a device that only counts: the names of tensors that are float32 whatever `model.dtype` says.
     pub(super) float32: Option<&'a BTreeSet<String>>,
     /// The shape of each by its name.
     pub(super) sizes: BTreeMap<String, Vec<usize>>,
@@ -142,7 +143,7 @@ pub(super) struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    /// Where a frozen tensor goes: the host, for those that a GPU leaves there.
+    /// The device of a frozen tensor: the host, for those that a GPU leaves there.
     fn place(&self, name: &str) -> Device {
         match self.device {
             Device::Cuda(_) if !self.offloaded.iter().any(|it| it == name) => self.device,
@@ -157,7 +158,7 @@ impl Tensors<'_> {
         self.vision.as_ref().filter(|files| files.has(name))
     }
 
-    /// As [`Source::values`], those of encoder and connector too.
+    /// As [`Source::values`], also for tensors of encoder and connector.
     pub(super) fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
         let Some(files) = self.vision(name) else { return self.source.values(name, count) };
         let mut values = files.values(name, count)?;
@@ -165,7 +166,7 @@ impl Tensors<'_> {
         Ok(values)
     }
 
-    /// Whether any of it is trained.
+    /// Whether the tensor, or some of its rows, is trained.
     pub(super) fn trains(&self, name: &str) -> bool {
         self.trained.contains(name) || !self.source.arch.rows_of(name).is_empty()
     }
@@ -219,7 +220,7 @@ impl Tensors<'_> {
         Ok(files.map(of).transpose()?.flatten())
     }
 
-    /// Whether tensors get no values, as what the model takes is counted.
+    /// Whether tensors get no values, because only the model's memory is counted.
     pub(super) fn only_counts(&self) -> bool {
         self.device.only_counts()
     }
@@ -238,8 +239,8 @@ impl Tensors<'_> {
         }
     }
 
-    /// A base tensor that is not trained, of zeros in the form in which it is held; as it is put there, a quantized one is
-    /// whole beside its codes.
+    /// A frozen base tensor of zeros, in the form in which a run holds it. While it is put there, a matrix to be
+    /// quantized lies beside its codes as a whole.
     fn counted_frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
         let (count, device) = (shape.iter().product(), self.place(name));
         if let Some(matrix) = self.quantizer.counted(name, shape, device) {
@@ -259,8 +260,8 @@ impl Tensors<'_> {
         }))
     }
 
-    /// A base tensor that isn't trained: a matrix in bfloat16 where the configuration or the checkpoint says so. What
-    /// finished adapters are merged into is no longer the checkpoint's.
+    /// A frozen base tensor. A matrix is in bfloat16 if the configuration or the checkpoint says so. A tensor that
+    /// finished adapters are merged into no longer counts as the checkpoint's.
     fn frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
         if self.only_counts() {
             return self.counted_frozen(name, shape);
@@ -308,7 +309,8 @@ impl Tensors<'_> {
         })
     }
 
-    /// A base matrix in 4 or 8 bits a number. A checkpoint that is quantized keeps what it left as it was.
+    /// A frozen base matrix in 4 or 8 bits a number. In a quantized checkpoint, matrices that were left unquantized
+    /// stay so.
     fn quantized(&self, name: &str, shape: &[usize], how: How) -> Result<Weight> {
         let Source { weights, stack, .. } = self.source;
         let values = || self.source.placed(name, shape.iter().product(), self.device);
@@ -331,13 +333,14 @@ impl Tensors<'_> {
         Ok(Norm { weight, bias, offset: arch.norm_offset as f32, eps: arch.rms_norm_eps as f32 })
     }
 
-    /// A norm of so many features whose gain is one.
+    /// A norm over `features` features whose gain is one.
     pub(super) fn weightless(&self, features: usize) -> Norm {
         let ones = Array::of(self.device, &vec![1.0; features]);
         Norm { weight: Weight::Frozen(ones.into()), bias: None, offset: 0.0, eps: self.source.arch.rms_norm_eps as f32 }
     }
 
-    /// The values of four numbers, tensors `[]`; without bounds where nothing is read.
+    /// The values of four tensors of one number each (shape `[]`): the bounds of a clipped module. Infinite bounds on a
+    /// device that only counts.
     pub(super) fn bounds(&self, specs: &[TensorSpec]) -> Result<[f32; 4]> {
         let mut bounds = [f32::NEG_INFINITY, f32::INFINITY, f32::NEG_INFINITY, f32::INFINITY];
         for (bound, spec) in bounds.iter_mut().zip(specs).filter(|_| !self.only_counts()) {
@@ -355,7 +358,7 @@ impl Tensors<'_> {
         Ok(bounds)
     }
 
-    /// A module's weight and bias, as they are.
+    /// A module's weight and bias, without an adapter.
     pub(super) fn plain(&mut self, spec: &LinearSpec) -> Result<(Weight, Option<Weight>)> {
         Ok((self.weight(&format!("{}.weight", spec.name))?, self.bias(spec)?))
     }
@@ -364,7 +367,8 @@ impl Tensors<'_> {
         if spec.bias { self.weight(&format!("{}.bias", spec.name)).map(Some) } else { Ok(None) }
     }
 
-    /// Tensors of the same row length that lie end to end, as one: trained together, or not at all, and never quantized.
+    /// Joins tensors of the same row length end to end into one weight. They must be trained together or not at all,
+    /// and are never quantized.
     pub(super) fn end_to_end(&mut self, names: &[String]) -> Result<Weight> {
         let parts = names.iter().map(|name| self.weight(name)).collect::<Result<Vec<_>>>()?;
         let apart = || Error::config(format!("{} can only be trained together", names.join(", ")));
@@ -381,7 +385,8 @@ impl Tensors<'_> {
         parts.try_fold(first, join)
     }
 
-    /// The two matrices, or biases, of an expert that lie side by side in Transformers 5, as one.
+    /// Joins the gate and up matrices (or biases) of an expert into one weight, as they lie side by side in
+    /// Transformers 5.
     pub(super) fn joined(&mut self, names: [&str; 2], shape: &[usize]) -> Result<Weight> {
         let [first, second] = names;
         if self.trained.contains(first) && self.trained.contains(second) {

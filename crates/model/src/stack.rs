@@ -1,7 +1,7 @@
-//! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
-//! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
-//! ([`super::adapters::Adapter::merge`]). Between adapters the base may be quantized: then matrices are quantized and dequantized.
-//! A run with `model.dtype: bfloat16` rounds them instead.
+//! Changes to the base's tensors, which are applied one after the other as each tensor is read. Finished adapters are
+//! merged: for training on top of them (`tuning.adapters`), or to write a merged model. Each kind of adapter merges as
+//! PEFT does ([`super::adapters::Adapter::merge`]). If the base was quantized between two adapters, its matrices are
+//! quantized and dequantized there. A run with `model.dtype: bfloat16` rounds them instead.
 use super::adapters::{Part, Placement, Stacked};
 use super::names::{peft_name, token_rows};
 use super::quantized_form::How;
@@ -16,31 +16,32 @@ use tunesmith_ops::quant::encode;
 /// Tensors by name with their shapes.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// A trained adapter that is merged into the base.
+/// A finished adapter that is merged into the base.
 #[derive(Debug)]
 pub struct Frozen {
     /// The file or folder that messages name.
     pub origin: String,
     /// Which modules it changes, by [`Placement::key`].
     pub placements: BTreeMap<String, Placement>,
-    /// Its tensors, and those it replaces, under the base model's names.
+    /// The adapter's tensors, and whole tensors of the base that it replaces, under the base model's names.
     pub tensors: Tensors,
     /// The tokens whose rows it replaces, in the order of these rows.
     pub tokens: TokenRows,
-    /// It belongs to a model whose head shares the embedding's matrix: what it changes there it changes in the head too.
+    /// Whether the adapter belongs to a model whose head shares the embedding's matrix. Then it changes the head
+    /// wherever it changes the embedding.
     pub shared_head: bool,
 }
 
-/// Matrices in 4 or 8 bits, as a run held them.
+/// Which matrices a run held in 4 or 8 bits, and how.
 #[derive(Debug)]
 pub struct Coded {
     /// The format that they were quantized in.
     pub how: How,
-    /// The numbers in a row of each.
+    /// The length of a row of each, by name.
     pub widths: BTreeMap<String, usize>,
 }
 
-/// One change of the base.
+/// One change of the base's tensors.
 #[derive(Debug)]
 pub enum Layer {
     /// An adapter is merged in.
@@ -53,12 +54,12 @@ pub enum Layer {
     Kept(Arc<Tensors>),
 }
 
-/// Changes of the base, the lowest first.
+/// Changes of the base, in the order in which they are applied.
 #[derive(Debug, Default)]
 pub struct Stack(pub Vec<Layer>);
 
-/// Of an expert's matrix such as `model.layers.0.mlp.experts.3.up_proj.weight`: the parameter that adapters know, the expert,
-/// and whether it is the second half of the parameter's rows.
+/// For an expert's matrix such as `model.layers.0.mlp.experts.3.up_proj.weight`: the stacked parameter that adapters
+/// know, the expert, and whether the matrix is the second half of the parameter's rows.
 fn expert_part(name: &str) -> Option<(String, usize, bool)> {
     let (block, rest) = name.split_once(".experts.")?;
     let (layer, feed) = block.rsplit_once('.')?;
@@ -82,7 +83,7 @@ impl From<Frozen> for Layer {
 }
 
 impl Stack {
-    /// Whether that tensor is changed.
+    /// Whether a tensor is changed.
     pub fn changes(&self, name: &str) -> bool {
         self.0.iter().any(|layer| match layer {
             Layer::Adapter(adapter) => adapter.changes(name),
@@ -92,17 +93,17 @@ impl Stack {
         })
     }
 
-    /// Whether the run keeps that tensor of an encoder or a connector as an earlier stage has trained it.
+    /// Whether a tensor of an encoder or a connector is kept as an earlier stage has trained it.
     pub fn keeps(&self, name: &str) -> bool {
         self.0.iter().any(|layer| matches!(layer, Layer::Kept(tensors) if tensors.contains_key(name)))
     }
 
-    /// Whether nothing is merged into the base, but for what [`Stack::keeps`] tells.
+    /// Whether nothing changes the base, except for the tensors of [`Stack::keeps`].
     pub fn leaves_base(&self) -> bool {
         self.0.iter().all(|layer| matches!(layer, Layer::Kept(_)))
     }
 
-    /// Changes a tensor of the base.
+    /// Applies all changes to the values of a tensor, in place.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: an adapter's tensor has another shape than the base's; [`tunesmith_base::Kind::Model`]: a number

@@ -1,6 +1,7 @@
-//! How several residual streams begin before the first block and end behind the last one (`AltUp`, Gemma 3n): the others are
-//! projections of the embedding, of its root mean square, and the output is the mean of the first and of projections of the others, of
-//! the root mean square of the first.
+//! How the residual streams of `AltUp` (Gemma 3n) begin before the first block and end after the last one. At the
+//! beginning, each stream but the first is a projection of the embedding, scaled to the embedding's root mean square.
+//! At the end, each stream but the first is projected and scaled to the root mean square of the first; the output is
+//! the mean of all.
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::pass::Pass;
@@ -8,7 +9,7 @@ use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::{elementwise, rms_match};
 
-/// A projection for each stream but the first.
+/// One projection for each stream but the first.
 #[derive(Debug)]
 pub struct Projected(pub Vec<Linear>);
 

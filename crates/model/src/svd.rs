@@ -78,7 +78,8 @@ pub fn exact(matrix: Rows<'_>, count: usize) -> Triplets {
     Triplets { u, s, v }
 }
 
-/// The `count` largest by `rounds` rounds of power iteration on a random basis.
+/// The `count` largest singular values with their vectors, approximated by `rounds` rounds of power iteration on a
+/// random basis.
 pub fn rounds(matrix: Rows<'_>, count: usize, rounds: u32, stream: Stream) -> Triplets {
     let transposed = matrix.transposed();
     let turned = Rows { data: &transposed, cols: matrix.rows() };
@@ -92,7 +93,7 @@ pub fn rounds(matrix: Rows<'_>, count: usize, rounds: u32, stream: Stream) -> Tr
     for _ in 0..rounds {
         q = basis(matrix, &basis(turned, &q));
     }
-    // The small matrix Q^T M, whose left vectors are turned back by Q.
+    // The small matrix `Q^T M`. Its left singular vectors become those of M when Q multiplies them.
     let small: Vec<Vec<f64>> = q.iter().map(|vector| turned.times(vector)).collect();
     let square = small.iter().map(|left| small.iter().map(|right| dot(left, right)).collect()).collect();
     let (values, vectors) = symmetric_eigen(square);
