@@ -1,4 +1,5 @@
-//! Which linear modules get an adapter, of which rank and scale: PEFT's rules, on the names that Hugging Face gives.
+//! Which linear modules get an adapter, with which rank and scale. The rules are PEFT's, on Hugging Face's names of
+//! modules:
 //!
 //! - `target_modules` as a list: modules whose name is an entry or ends with `.entry`. `auto` (ours) and `all-linear`:
 //!   every linear module of the decoder blocks. Any other string: a regular expression that matches the whole name.
@@ -26,7 +27,7 @@ use tunesmith_config::adapters::oft::OftConfig;
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, LinearSpec, SCORE};
 use tunesmith_config::{Bias, TargetModules, TuningConfig, nearest};
 
-/// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
+/// Larger than any useful rank. It keeps the rank that a file claims from becoming a huge allocation.
 const MAX_RANK: usize = 1 << 16;
 
 impl Targets {
@@ -53,12 +54,13 @@ pub fn place(arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
 }
 
 impl Targets {
-    /// The `modules_to_save` of which each is trained by itself, for [`Arch::separate`].
+    /// The `modules_to_save` that are each trained with a copy of their own, even if they share a matrix: for
+    /// [`Arch::separate`]. None with `ensure_weight_tying`.
     pub fn apart(&self) -> &[String] {
         if self.ensure_weight_tying { &[] } else { &self.modules_to_save }
     }
 
-    /// The adapters that `method` has there, in model order.
+    /// The adapters that `method` puts on these targets, in model order.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: nothing matches (with the nearest names), something matches that cannot have an adapter, or
@@ -100,7 +102,7 @@ impl Targets {
         let has_adapter = |linear: &&&LinearSpec| rules.targets(&linear.name) && open(&linear.name);
         let placed = blocks.iter().filter(has_adapter).map(|linear| rules.placement(linear, method, None, 1));
         let mut placed: Vec<Placement> = placed.collect();
-        // An adapter's file that has only whole modules targets none.
+        // The file of an adapter that trains only `modules_to_save` targets no module.
         let names_none = matches!(&self.target_modules, TargetModules::Regex(rule) if rule == adapters::NO_MODULE);
         let whole_alone = names_none && !self.modules_to_save.is_empty();
         if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() && !whole_alone {
@@ -121,7 +123,8 @@ impl Targets {
         Ok(placed)
     }
 
-    /// Whether an expression matches no module by its name in Transformers, and some by another, so that PEFT would not read it.
+    /// Whether an expression matches no module by its name in Transformers, but some by another name: PEFT would then
+    /// not find them.
     ///
     /// # Errors
     /// As [`Targets::place`].
@@ -129,7 +132,8 @@ impl Targets {
         Ok(Rules::compile(self, arch)?.needs_other_names())
     }
 
-    /// Whether PEFT takes no low-rank adapter on the module: in Nemotron-H, whose kernels read this weight by themselves.
+    /// Whether PEFT refuses a low-rank adapter on the module: `out_proj` in Nemotron-H, whose kernels read the weight
+    /// directly.
     fn is_closed(&self, arch: &Arch, module: &str) -> bool {
         self.ranks.is_some() && arch.family.model_type == "nemotron_h" && last(module) == "out_proj"
     }
@@ -206,7 +210,8 @@ impl Targets {
         Ok(tensors)
     }
 
-    /// Those of `modules_to_save` that are no module of the model. PEFT's adapters may list some, without effect.
+    /// The entries of `modules_to_save` that match no module of the model. PEFT's adapters may list some, without
+    /// effect.
     pub fn idle_modules(&self, arch: &Arch) -> Vec<String> {
         let modules = modules(arch);
         let idle = |entry: &&String| {
@@ -215,7 +220,7 @@ impl Targets {
         self.modules_to_save.iter().filter(idle).cloned().collect()
     }
 
-    /// Whether one matrix is trained in full that is the embedding's and the head's. PEFT's file then holds it under both names.
+    /// Whether a matrix that is both embedding and head is trained in full. PEFT's file then holds it under both names.
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
@@ -223,8 +228,8 @@ impl Targets {
         Ok(arch.ties_head() && self.saved_tensors(arch)?.iter().any(|name| name == EMBEDDING))
     }
 
-    /// The tensors of which rows are trained by themselves (`arch.token_rows`), with the shape of these rows; a table that is
-    /// trained in full has none.
+    /// The tensors of which single rows are trained (`arch.token_rows`), under their names in an adapter's file, with
+    /// the shape of these rows. A table that is trained in full is not among them.
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
@@ -238,7 +243,7 @@ impl Targets {
         Ok(rows.map(|(rows, name)| (token_rows(&name), vec![rows, arch.hidden_size])).collect())
     }
 
-    /// Every trained tensor: those of these adapters, and what [`Targets::beside`] says.
+    /// Every trained tensor, with its shape: those of these adapters, and those of [`Targets::beside`].
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
@@ -272,7 +277,7 @@ impl Targets {
         Ok(tensors)
     }
 
-    /// The names in an adapter's file of what [`Targets::beside`] says.
+    /// The names that an adapter's file has for the tensors of [`Targets::beside`].
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
@@ -281,8 +286,8 @@ impl Targets {
         Ok(self.beside(arch, placements)?.into_iter().map(|(name, _)| name).chain(head).collect())
     }
 
-    /// What is trained beside the adapters and has another name in an adapter's file than in the model's: biases, routers.
-    /// The tensor, and that name.
+    /// The tensors that are trained beside the adapters and that an adapter's file names differently: biases, routers.
+    /// Each with its name in the model, then in the file.
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
@@ -292,7 +297,7 @@ impl Targets {
         Ok(self.biases(arch, placements).into_iter().chain(other).collect())
     }
 
-    /// The biases that are trained: the tensor, and its name in an adapter's file.
+    /// The biases that are trained, each with its name in the model, then in an adapter's file.
     fn biases(&self, arch: &Arch, placements: &[Placement]) -> Vec<(String, String)> {
         if self.bias == Bias::None || arch.freezes_language() {
             return Vec::new();
@@ -333,8 +338,8 @@ impl Targets {
         }
     }
 
-    /// What to set instead of numbers of blocks in `target_modules`; `None` if it has none, or if this kind of adapter has no
-    /// `layers_to_transform`.
+    /// A hint on what to set instead of block numbers in `target_modules`. `None` if it has no block numbers, or if
+    /// this kind of adapter has no `layers_to_transform`.
     fn hint_blocks(&self, arch: &Arch) -> Option<String> {
         let numbers_blocks = match &self.target_modules {
             TargetModules::List(entries) => entries.iter().any(|entry| numbers_blocks(entry)),
@@ -376,7 +381,7 @@ impl Targets {
         }
     }
 
-    /// Entries without effect are typing errors.
+    /// Refuses entries that have no effect: in a configuration they are typing errors.
     fn refuse_unused(
         &self,
         arch: &Arch,
@@ -450,7 +455,7 @@ fn is_saved_of_vision(arch: &Arch, entry: &String) -> bool {
     arch.vision.as_ref().is_some_and(|vision| vision.saved_modules().contains(entry))
 }
 
-/// Whether it is the matrix of a linear module in a block.
+/// Whether a tensor is the matrix of a linear module in a block.
 fn of_matrix(arch: &Arch, tensor: &str) -> bool {
     arch.linear_modules().iter().any(|linear| linear.layer.is_some() && linear.weight() == tensor)
 }

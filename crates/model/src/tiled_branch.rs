@@ -1,6 +1,7 @@
-//! Branches that look at each token alone, computed for some of a long pass's tokens at a time: their buffers, the widest of a
-//! block, are then as long as a tile and not as the pass. `DeepSpeed`'s `TiledMLP` does the same: Bekman et al., "Arctic Long
-//! Sequence Training", 2025, <https://arxiv.org/abs/2506.13996>.
+//! MLP branches of long passes, computed for a tile of tokens at a time. Their buffers, the widest of a block, are then
+//! as long as a tile and not as the pass. That is possible because these branches look at each token alone.
+//! `DeepSpeed`'s `TiledMLP` does the same: Bekman et al., "Arctic Long Sequence Training", 2025,
+//! <https://arxiv.org/abs/2506.13996>.
 //!
 //! Nothing is saved for the backward pass, which recomputes a tile before it goes back. So only blocks with gradient
 //! checkpointing are tiled, and such a branch is left out when its block is recomputed: the work is the same.
@@ -12,13 +13,13 @@ use super::tiles::Tiles;
 use tunesmith_ops::activation::Activation;
 
 impl Branch {
-    /// How it is cut in a pass over so many tokens, if it is.
+    /// How the branch is cut in a pass over `tokens` tokens; `None` if it is not.
     pub fn tiled<'a>(&self, tokens: usize, rows: BlockRows<'a>) -> Option<&'a Tiles> {
         let alone = matches!(self.part, Part::Mlp(_) | Part::Plain(_));
         rows.tiles.filter(|tiles| alone && tokens > tiles.tokens)
     }
 
-    /// The stream behind the branch. A copy of each tile is made: a hundredth of a product's time.
+    /// The stream after the branch. Each tile is copied, which takes a hundredth of a product's time.
     pub fn forward_tiled(&self, tiles: &Tiles, pass: &Pass<'_>, x: &Activation, rows: BlockRows<'_>) -> Activation {
         let mut y = x.like();
         for tile in tiles.of(x.tokens()) {
@@ -28,7 +29,8 @@ impl Branch {
         y
     }
 
-    /// Turns `dy`, the gradient of the stream behind the branch, into that of `x`. Adds to `grads`.
+    /// Turns `dy`, the gradient of the stream after the branch, into that of `x`, tile by tile: each tile is recomputed
+    /// first. Adds to `grads`.
     pub fn backward_tiled(
         &self,
         tiles: &Tiles,

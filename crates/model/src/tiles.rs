@@ -1,4 +1,4 @@
-//! How long passes are cut where branches are computed for some of the tokens at a time ([`super::tiled_branch`]).
+//! How long passes are cut into tiles of tokens ([`super::tiled_branch`]).
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_ops::activation::Pool;
@@ -6,7 +6,7 @@ use tunesmith_ops::activation::Pool;
 /// Tokens of a tile on a GPU: enough for products at full speed, although each tile widens quantized weights again.
 pub const TILE: usize = 8192;
 
-/// How long passes are cut.
+/// The size of tiles, and the pool of their activations.
 #[derive(Debug)]
 pub struct Tiles {
     /// The most tokens of a tile, whole panels of 16. Shorter passes are not cut.
@@ -16,7 +16,7 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// The tiles of so many tokens.
+    /// The tiles of a pass over `tokens` tokens.
     pub fn of(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let most = self.tokens;
         (0..tokens).step_by(most).map(move |start| start..tokens.min(start + most))

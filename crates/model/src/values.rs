@@ -1,9 +1,9 @@
-//! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at
-//! hand.
+//! The trained values that a pass can read, found by their places in the flat buffer: all of them, or those of the
+//! segments that are gathered.
 use std::ops::Range;
 use tunesmith_device::{Array, Device, Element, Floats, FloatsMut};
 
-/// Up to two stretches of the flat buffer.
+/// Up to two stretches of the flat buffer of trained values.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Values<'a> {
     windows: [Window<'a>; 2],
@@ -23,7 +23,7 @@ impl<'a> Values<'a> {
     /// The values at a place.
     ///
     /// # Panics
-    /// If they are not at hand.
+    /// If no stretch holds them.
     #[inline]
     pub fn at(self, place: &Range<usize>) -> Floats<'a> {
         let covers = |&(start, values): &Window<'_>| start <= place.start && place.end <= start + values.len();
@@ -50,7 +50,7 @@ impl<'a> From<&'a Vec<f32>> for Values<'a> {
     }
 }
 
-/// Writes the trained rows `ids` of a table, which are at `range` of the flat buffer, into the table.
+/// Copies the trained rows `ids` of a table, which lie at `range` of the flat buffer, into the table.
 pub(super) fn write_rows(mut table: FloatsMut<'_>, ids: &[u32], range: &Range<usize>, values: Values<'_>) {
     let (width, rows) = (range.len() / ids.len(), values.at(range));
     for (row, &id) in ids.iter().enumerate() {
@@ -59,7 +59,7 @@ pub(super) fn write_rows(mut table: FloatsMut<'_>, ids: &[u32], range: &Range<us
     }
 }
 
-/// Numbers of the host on `device`; on the CPU in the memory that they are in.
+/// Moves values from the host to `device`. On the CPU they stay in the memory that they are in.
 pub(super) fn placed<T: Element>(values: Vec<T>, device: Device) -> Array<T> {
     let values = Array::from(values);
     if device == Device::Cpu { values } else { values.to(device) }

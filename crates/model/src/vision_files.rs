@@ -1,4 +1,5 @@
-//! Where the tensors of encoders and connectors come from: the decoder's checkpoint, folders of their own, or the seed.
+//! Where the tensors of image encoders and connectors come from: the decoder's checkpoint, folders of their own, or the
+//! seed.
 use crate::init::{Stream, is_norm_or_bias};
 use crate::weights::WeightFiles;
 use half::bf16;
@@ -15,17 +16,17 @@ pub struct VisionFiles {
     files: Option<Arc<WeightFiles>>,
     /// Those of a second encoder.
     world: Option<Arc<WeightFiles>>,
-    /// By name in the whole model: name in the files; none for a tensor that is drawn.
+    /// The name in the files for each name in the whole model; `None` for a tensor that is drawn.
     stored: BTreeMap<String, Option<String>>,
-    /// Of each linear module that is drawn, its inputs.
+    /// The number of inputs of each linear module that may be drawn.
     inputs: BTreeMap<String, usize>,
     initializer_range: f64,
     seed: u64,
 }
 
 impl VisionFiles {
-    /// Opens the files of `arch.vision`; nothing where that is empty. `weights` are the decoder's; without them a composite
-    /// model is drawn from `seed`.
+    /// Opens the files of `arch.vision`; `None` where the model has no images. `weights` are the decoder's; without
+    /// them, a multimodal model is drawn from `seed`.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: files that cannot be read, a tensor that is not there or has another shape.
@@ -56,7 +57,7 @@ impl VisionFiles {
         Ok(Some(Self { files, world, stored, inputs, initializer_range, seed }))
     }
 
-    /// Whether a tensor is one of these.
+    /// Whether a tensor belongs to an encoder or a connector.
     pub fn has(&self, name: &str) -> bool {
         self.stored.contains_key(name)
     }
@@ -77,8 +78,9 @@ impl VisionFiles {
         Ok(values)
     }
 
-    /// A fresh tensor: of a connector's linear module as `torch.nn.Linear` starts, uniform within one over the root of its
-    /// inputs, bias included; else a gain of one for norms, zeros for biases, or normal numbers.
+    /// The initial values of a tensor that no file has. A linear module of a connector starts as `torch.nn.Linear`
+    /// does: uniform within one over the root of its inputs, bias included. Otherwise norms have a gain of one, biases
+    /// are zero, and the rest is normal.
     fn drawn(&self, name: &str, count: usize) -> Vec<f32> {
         let stream = Stream::new(self.seed, name);
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
@@ -129,7 +131,7 @@ pub fn open_latents(folder: &Path) -> Result<WeightFiles> {
     WeightFiles::open_file(if folder.ends_with(WORLD_WEIGHTS) { folder } else { &file })
 }
 
-/// The name of a tensor in the files; nothing for one that no checkpoint has.
+/// The name of a tensor in the files; `None` for one that no checkpoint has.
 fn find(files: &WeightFiles, vision: &VisionArch, spec: &TensorSpec) -> Result<Option<String>> {
     let names = vision.stored_names(&spec.name);
     let origin = || files.paths().next().unwrap_or(Path::new("")).display().to_string();

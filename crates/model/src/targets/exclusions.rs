@@ -1,5 +1,5 @@
-//! Exclusions that exclude nothing. PEFT warns where no module matches `exclude_modules`; here an entry that only names a part of the
-//! model, such as a block, counts as well: it leaves nothing out, in PEFT too.
+//! Warns about entries of `exclude_modules` that exclude nothing. PEFT warns if no module matches at all. Here an entry
+//! that only names a part of the model, such as a block, counts as well, because it leaves nothing out in PEFT either.
 use super::rules::Rules;
 use super::{Targets, ends_with_module, peft_name, show};
 use tunesmith_base::error::Result;

@@ -1,10 +1,11 @@
-//! Adapters on parameters: routers, the stacked matrices of experts, weights of linear modules. PEFT finds them by
-//! `target_parameters`. For `LoRA` it also knows the names that routers and experts had as modules of Transformers 4,
-//! which older adapters and settings use: in a list, an expression, or behind `all-linear`.
+//! Adapters on parameters: routers, the stacked matrices of experts, and weights of linear modules, which PEFT finds by
+//! `target_parameters`. For `LoRA`, PEFT also knows the names that routers and experts had as modules before
+//! Transformers 5. Older adapters and settings use these former names in a list or an expression, and `all-linear`
+//! includes them.
 //!
-//! PEFT 0.21 does that for Mixtral, Qwen3-MoE, and those that Transformers reads as one of them. The joined matrix of gate and up then has twice the rank and twice
-//! the alpha, so that each half may have an update of its own. The names of these experts then no longer mean a dense
-//! MLP.
+//! PEFT 0.21 does so for Mixtral, Qwen3-MoE, and the models that Transformers reads as one of them. The joined matrix
+//! of gate and up then has twice the rank and twice the alpha, so that each half may have an update of its own. In such
+//! a model, these names no longer mean a dense MLP.
 use super::rules::Rules;
 use crate::adapters::{Method, Placement, Stacked, Targets};
 use crate::names::{ends_with_module, peft_name};
@@ -19,7 +20,8 @@ pub(super) struct Parameter {
     /// What stands before `.lora_A` in an adapter's file.
     wrapper: String,
     experts: Option<Stacked>,
-    /// How many former modules lie in it that have an adapter by their names.
+    /// How many modules of Transformers 4 the parameter replaces that were targeted by their former names; 0 where it
+    /// was not found by them.
     joined: usize,
 }
 
@@ -59,7 +61,7 @@ impl Targets {
         sparse.flat_map(of).chain(arch.routers().map(|router| router.name)).collect()
     }
 
-    /// The forms that a former name may be written in, in a block; in a list PEFT looks at the last part alone.
+    /// The ways to write a former name in a block. Of an entry in a list, PEFT looks at the last part only.
     fn forms(&self, block: &str, name: &str) -> Vec<String> {
         let feeds = ["mlp", "block_sparse_moe"].map(|feed| format!("{block}.{feed}"));
         let form = |feed: &String| {
@@ -73,19 +75,19 @@ impl Targets {
         feeds.iter().flat_map(form).collect()
     }
 
-    /// Whether PEFT takes the module's name for that of the experts: a dense MLP among sparse ones. It would load an adapter
-    /// on it onto all experts, whichever way the module is named, so none is placed there.
+    /// Whether PEFT would mistake the module for the experts by its name: a dense MLP in a model with experts. PEFT
+    /// would load an adapter on it onto all experts, whichever way the module is named, so none is placed there.
     pub(super) fn is_former(&self, arch: &Arch, module: &str) -> bool {
         let last = module.rsplit('.').next().unwrap_or(module);
         self.former(arch).is_some_and(|former| former.contains(&last)) && (self.strict || !self.lists(module))
     }
 
-    /// Whether a list has the module's full name, as adapters have that were written before.
+    /// Whether a list has the module's full name, as adapters that were written before do.
     fn lists(&self, module: &str) -> bool {
         matches!(&self.target_modules, TargetModules::List(entries) if entries.iter().any(|entry| entry == module))
     }
 
-    /// Refuses a dense MLP that is asked for by itself where its name stands for the experts.
+    /// Refuses a dense MLP that is named by itself, where PEFT takes its name for the experts.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`].
@@ -197,7 +199,7 @@ impl Targets {
         }
     }
 
-    /// Refuses what does not go with adapters on parameters.
+    /// Refuses settings that contradict adapters on parameters.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`].

@@ -1,7 +1,8 @@
 //! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale.
 //!
-//! PEFT matches an expression with one name of a module, that in Transformers. An expression that finds nothing under these names, and
-//! excludes nothing by look-around, is matched with the module's other names.
+//! PEFT matches an expression with one name of a module, its name in Transformers. Here, an expression that matches no
+//! module under these names is also tried with the modules' other names, unless it excludes something by a negative
+//! look-around.
 use super::{modules, show};
 use crate::adapters::{Method, Placement, Rank, Site, Stacked, Targets};
 use crate::names::ends_with_module;
@@ -9,16 +10,17 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec};
 use tunesmith_config::{ModuleKey, Pattern, TargetModules};
 
-/// What matches names, and with which of a module's names.
+/// An expression, and the names of a module that it is matched with.
 pub(super) struct Matcher<T> {
     expression: T,
-    /// Also the names of the plain language model, and those before Transformers 4.52.
+    /// Whether it is also matched with the names of the plain language model, and those before Transformers 4.52.
     any_name: bool,
 }
 
 /// Decides which names an expression is matched with.
 struct Names {
-    /// Of every module and adapted parameter in Transformers; empty where none has other names.
+    /// The names of every module and of every parameter that can have an adapter, in Transformers. Empty where no
+    /// module has other names.
     theirs: Vec<String>,
 }
 
@@ -48,7 +50,7 @@ impl Names {
 }
 
 impl<T> Matcher<T> {
-    /// The names of a module that it is matched with.
+    /// The names of a module with which the expression is matched.
     fn names(&self, arch: &Arch, module: &str) -> Vec<String> {
         if self.any_name { arch.names(module) } else { vec![arch.transformers_name(module)] }
     }
@@ -144,14 +146,14 @@ impl<'a> Rules<'a> {
         (self.arch.transformers_name(module), self.arch.names(module))
     }
 
-    /// Whether an expression matches names alone that Transformers does not have, so that PEFT would not read it.
+    /// Whether an expression matches only names that Transformers does not have, so that PEFT would not find them.
     pub(super) fn needs_other_names(&self) -> bool {
         let expressions = [&self.target, &self.exclude, &self.feedforward].into_iter().flatten().chain(&self.layers);
         let mut keys = self.ranks.iter().map(|(key, _)| key).chain(self.alphas.iter().map(|(key, _)| key));
         expressions.into_iter().any(|pattern| pattern.any_name) || keys.any(|key| key.any_name)
     }
 
-    /// Whether an entry of a list names a module, by the end of one of its names.
+    /// Whether an entry of a list names a module: it is one of its names, or the end of one after a dot.
     pub(super) fn is_named(&self, module: &str, entries: &[String]) -> bool {
         let names = self.arch.names(module);
         entries.iter().any(|entry| names.iter().any(|name| ends_with_module(name, entry)))
@@ -208,7 +210,7 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Whether it is one of `feedforward_modules`.
+    /// Whether `feedforward_modules` names the module.
     fn is_feedforward(&self, module: &str) -> bool {
         self.targets.feedforward.as_ref().is_some_and(|modules| match modules {
             TargetModules::Auto | TargetModules::AllLinear => true,
@@ -220,8 +222,8 @@ impl<'a> Rules<'a> {
         })
     }
 
-    /// The adapter of `method` on a module, or on the stacked matrices of `experts`; `joined` of them had an adapter each
-    /// as modules, whose ranks and alphas add up.
+    /// The adapter of `method` on a module, or on a stacked matrix of `experts`. `joined` is the number of former
+    /// modules in that matrix: their ranks and alphas add up.
     pub(super) fn placement(
         &self,
         linear: &LinearSpec,

@@ -1,4 +1,4 @@
-//! Connectors: from the encoder's rows to rows of the decoder's width. A connector runs the steps that
+//! Connectors (projectors): from the encoder's rows to rows of the decoder's width. A connector runs the steps that
 //! [`tunesmith_config::vision::Step`] describes, forward in order and backward in reverse.
 use super::tiles::Tiles;
 use crate::grads::Grads;
@@ -30,7 +30,7 @@ pub enum Step {
         out_features: usize,
     },
     Scale(f32),
-    /// Takes off the first and multiplies by the second, feature by feature; neither is trained.
+    /// Subtracts `bias` and multiplies by `scale`, feature by feature. Neither is trained.
     Standardize {
         bias: Weight,
         scale: Weight,
@@ -39,16 +39,16 @@ pub enum Step {
     Dropout,
 }
 
-/// What forward keeps for backward: of each step.
+/// What the steps keep for backward.
 #[derive(Debug)]
 pub struct Saved(Vec<Kept>);
 
 /// What a step keeps.
 #[derive(Debug)]
 struct Kept {
-    /// Its input, if backward needs it and it is not the connector's.
+    /// The step's input, if backward needs it; not that of the first step, which is the connector's.
     input: Option<Activation>,
-    /// Rows of its input.
+    /// The number of rows of its input.
     rows: usize,
     /// A norm's statistics.
     stats: Option<Activation>,
@@ -56,7 +56,8 @@ struct Kept {
     extra: Option<linear::Saved>,
 }
 
-/// Neighbouring rows side by side, those of a square row by row: `[squares, side * side * features]`.
+/// Puts the features of neighbouring rows side by side: a square of `side * side` patches becomes one row, patch after
+/// patch, `[squares, side * side * features]`.
 fn shuffled(x: &Activation, squares: &[Vec<usize>]) -> Activation {
     let parts: Vec<Activation> = squares.iter().map(|rows| x.gather(rows)).collect();
     Activation::side_by_side(&parts.iter().collect::<Vec<_>>())
@@ -69,7 +70,8 @@ fn unshuffled(dy: &Activation, squares: &[Vec<usize>], tokens: usize) -> Activat
     sum(squares.iter().enumerate().map(|(place, rows)| scattered(&part(place), rows, tokens)))
 }
 
-/// Neighbouring rows feature by feature, those of a square row by row: `[squares, features * side * side]`.
+/// As [`shuffled`], but feature after feature: each feature of all patches of a square, then the next,
+/// `[squares, features * side * side]`.
 fn by_feature(x: &Activation, squares: &[Vec<usize>]) -> Activation {
     fn join<const N: usize>(x: &Activation, squares: &[Vec<usize>]) -> Activation {
         let parts: [Activation; N] = std::array::from_fn(|place| x.gather(&squares[place]));
@@ -99,7 +101,7 @@ fn by_patch(dy: &Activation, squares: &[Vec<usize>], tokens: usize) -> Activatio
     }
 }
 
-/// Token `rows[i]` becomes token i of `x`, others are zero.
+/// Token i of `x` becomes token `rows[i]` of the result; all others are zero.
 fn scattered(x: &Activation, rows: &[usize], tokens: usize) -> Activation {
     // `scatter` takes rows that rise. Squares of one tile row alternate with those of the next.
     let mut order: Vec<usize> = (0..rows.len()).collect();
@@ -117,7 +119,7 @@ fn sum(mut parts: impl Iterator<Item = Activation>) -> Activation {
     total
 }
 
-/// The share of each patch in the mean of a square.
+/// The weight of each patch in the mean of a square.
 fn share(side: usize) -> f32 {
     1.0 / (side * side) as f32
 }
@@ -128,7 +130,8 @@ impl Connector {
         self.0.iter().any(Step::trains)
     }
 
-    /// From `x [rows of the encoder, encoder_size]` to `[rows of the decoder, decoder_size]`. Without a step, these are equal.
+    /// From `x [rows of the encoder, encoder_size]` to `[rows of the decoder, decoder_size]`. A connector without steps
+    /// returns `x`.
     pub fn forward(
         &self,
         pass: &Pass<'_>,
@@ -155,7 +158,7 @@ impl Connector {
         (input.unwrap_or_else(|| x.copy()), Saved(kept))
     }
 
-    /// Adds the gradients of what is trained, and gives that of `x`, if `want_dx`.
+    /// Adds the gradients of what is trained, and returns that of `x` if `want_dx`.
     pub fn backward(
         &self,
         pass: &Pass<'_>,
@@ -200,7 +203,7 @@ impl Step {
         }
     }
 
-    /// Whether backward looks at the input.
+    /// Whether backward needs the step's input.
     const fn needs_input(&self) -> bool {
         matches!(self, Self::Norm(_) | Self::Linear(_) | Self::Matrix { .. } | Self::Function(_))
     }
@@ -247,8 +250,8 @@ impl Step {
         }
     }
 
-    /// Adds the gradients of what is trained in it, and gives that of its input, if `want_dx`. `first` is the connector's input, which is
-    /// its own if it kept none.
+    /// Adds the gradients of what is trained in the step, and returns that of its input if `want_dx`. `first` is the
+    /// connector's input, which is the step's own if it kept none.
     fn backward(
         &self,
         pass: &Pass<'_>,

@@ -1,4 +1,4 @@
-//! The walk over an encoder: stem, blocks, last norm, and the choice of rows.
+//! The image encoder (a vision transformer): stem, blocks, last norm, and the choice of rows that connectors take.
 use super::stem::{self, Stem};
 use super::tiles::Tiles;
 use crate::blocks::{Blocks, Trace, Walk};
@@ -15,18 +15,19 @@ use tunesmith_ops::elementwise;
 use tunesmith_ops::rope::{Rope, sections};
 use tunesmith_ops::spans::Window;
 
+/// An image encoder with its weights.
 #[derive(Debug)]
 pub struct Encoder {
     pub spec: Spec,
     pub stem: Stem,
-    /// Blocks in a row; behind each part but the last a connector takes the output too.
+    /// The blocks, cut into parts: a connector takes the output of each part, that of the last after the final norm.
     pub parts: Vec<Blocks>,
     /// Whether anything before each part is trained.
     pub trains_below: Vec<bool>,
     pub final_norm: Option<Norm>,
     /// Whether anything in it is trained.
     pub trains: bool,
-    /// None: the caller has gathered all of it.
+    /// Without segments: the caller has already gathered the whole encoder.
     pub shards: Shards,
 }
 
@@ -35,19 +36,20 @@ pub struct Encoder {
 pub struct Saved {
     stem: stem::Saved,
     layout: Layout,
-    /// Of each part.
+    /// What each part keeps.
     traces: Vec<Trace>,
     /// The last norm's input, and its statistics.
     norm: Option<(Activation, Activation)>,
 }
 
-/// The window of blocks in which patches see a part of a tile, as [`Layout::full`] knows it.
+/// The window of a block in which patches see only a part of a tile, as [`Layout::full`] knows it; `None` for a block
+/// in which they see all of it.
 pub fn window(spec: &Spec, layer: usize) -> Option<Window> {
     let windows = spec.windows.as_ref().filter(|_| spec.is_windowed(layer))?;
     Some(Window::Chunked(windows.side * windows.side))
 }
 
-/// The order of the tokens in the blocks, where it is not that of the patches, and its reverse.
+/// The order of the patches in the blocks, where windows make it another than that of the tile, and its reverse.
 #[derive(Debug)]
 struct Order {
     forth: Vec<usize>,
@@ -65,7 +67,8 @@ impl Order {
     }
 }
 
-/// The rotary tables of an encoder whose queries and keys turn: one, or one for each half of a head.
+/// The rotary tables of an encoder with rotary positions: one table, or one for each half of a head; none without
+/// rotary positions.
 fn ropes(pass: &Pass<'_>, spec: &Spec, tiles: &Tiles, order: Option<&Order>) -> Vec<Rope> {
     let quarter = spec.head_dim / 4;
     let Some(theta) = spec.rope_theta.map(|theta| theta as f32) else { return Vec::new() };
@@ -104,8 +107,9 @@ impl Encoder {
         }
     }
 
-    /// From `patches [patches, channels * frames * patch * patch]` to the rows that connectors take, each `[rows, hidden]`: those
-    /// behind inner blocks, then the last. Keeps what backward needs, if anything is trained and `keep`.
+    /// From `patches [patches, channels * frames * patch * patch]` to the rows that connectors take, each
+    /// `[rows, hidden]`: those after inner blocks, then the last. With `keep`, also keeps what backward needs, if
+    /// anything is trained.
     ///
     /// # Errors
     /// As [`Blocks::forward`].
@@ -152,7 +156,7 @@ impl Encoder {
         Ok((outputs, keep.then_some(Saved { stem, layout, traces, norm })))
     }
 
-    /// The rows that a connector takes of the tokens.
+    /// The rows that a connector takes, out of the encoder's tokens.
     fn output(&self, tiles: &Tiles, order: Option<&Order>, y: Activation) -> Activation {
         let prefix = self.spec.prefix_tokens();
         match order {

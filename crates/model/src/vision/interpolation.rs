@@ -1,8 +1,8 @@
-//! Learned positions for another number of patches than a checkpoint has them for.
+//! Interpolates learned position embeddings for an image with another grid of patches than the checkpoint's.
 use tunesmith_config::vision::{Encoder as Spec, Interpolation};
 use tunesmith_vision::Tile;
 
-/// Of a place its neighbours in the table, and their weights. A neighbour may be there twice.
+/// The neighbours of a place in the table, with their weights. A neighbour may be listed twice.
 type Neighbours = Vec<(usize, f64)>;
 
 /// The weights of four neighbours in a cubic convolution with `a = -0.75`, at the share `t` of the way between the second
@@ -14,7 +14,8 @@ fn cubic(t: f64) -> [f64; 4] {
     [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
 }
 
-/// The places that each of `size` places covers among `from`, under a triangle that is as wide as needed: `antialias=True`.
+/// The places that each of `size` places covers among `from`, with their weights under a triangle filter that widens as
+/// the grid shrinks: `antialias=True` in PyTorch.
 fn covered(size: usize, from: usize) -> Vec<Neighbours> {
     let scale = from as f64 / size as f64;
     let support = scale.max(1.0);
@@ -29,8 +30,8 @@ fn covered(size: usize, from: usize) -> Vec<Neighbours> {
     (0..size).map(of).collect()
 }
 
-/// The neighbours of each of `size` places among `from`. Bicubic: pixels' centres are half a step in. Bilinear: the ends are
-/// the ends.
+/// The neighbours of each of `size` places among `from`. Bicubic: the centres of pixels are half a step in
+/// (`align_corners=False`). Bilinear: the ends of both grids coincide (`align_corners=True`).
 fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> {
     if rule == Interpolation::Antialiased {
         return covered(size, from);
@@ -48,14 +49,14 @@ fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> 
     (0..size).map(of).collect()
 }
 
-/// Of each patch of a tile the neighbours of its row and of its column.
+/// For each patch of a tile: the neighbours of its row, and those of its column.
 fn of_tile(spec: &Spec, tile: Tile) -> impl Iterator<Item = (Neighbours, Neighbours)> {
     let rule = spec.interpolation.unwrap_or(Interpolation::Bicubic);
     let (down, across) = (neighbours(tile.rows, spec.grid[0], rule), neighbours(tile.columns, spec.grid[1], rule));
     down.into_iter().flat_map(move |rows| across.clone().into_iter().map(move |columns| (rows.clone(), columns)))
 }
 
-/// The positions of a tile out of those that are stored, the class token's before them: as
+/// The position embeddings of a tile, interpolated from the stored ones, with the class token's first: as
 /// `interpolate(mode="bicubic", align_corners=False)` gives them, or `mode="bilinear", align_corners=True`.
 pub fn interpolated(stored: &[f32], spec: &Spec, tile: Tile) -> Vec<f32> {
     let (hidden, width) = (spec.hidden_size, spec.grid[1]);
@@ -72,7 +73,8 @@ pub fn interpolated(stored: &[f32], spec: &Spec, tile: Tile) -> Vec<f32> {
     out
 }
 
-/// The weights of stored positions in those of a tile: `[tokens with a position, stored positions]`.
+/// The interpolation as a matrix, for the gradient of the stored positions:
+/// `[tokens with a position, stored positions]`.
 pub fn taps(spec: &Spec, tile: Tile) -> Vec<f32> {
     let (class, stored) = (usize::from(spec.class_token), spec.positions());
     let mut out = vec![0.0; (class + tile.rows * tile.columns) * stored];

@@ -1,4 +1,5 @@
-//! The encoder of latents, `AutoencoderKL` or `AutoencoderKLWan`: a picture at a time, in float32, forward only.
+//! The encoder of a variational autoencoder (diffusers' `AutoencoderKL` or `AutoencoderKLWan`), which turns an image
+//! into latents: one image at a time, in float32, forward only.
 use crate::values::Values;
 use crate::weight::Weight;
 use std::sync::Arc;
@@ -12,16 +13,17 @@ use tunesmith_ops::rms_norm::{self, Gain};
 use tunesmith_ops::spans::{Mask, full_spans};
 use tunesmith_vision::Pixels;
 
-/// Of the group norms of diffusers' autoencoders, which have no setting for it.
+/// The epsilon of the group norms of diffusers' autoencoders, which have no setting for it.
 const GROUP_EPS: f32 = 1e-6;
 
+/// The layers of the encoder, in order.
 #[derive(Debug)]
 pub struct LatentEncoder {
     pub layers: Vec<Layer>,
-    /// Features of a latent: half of those that the last layer gives.
+    /// The number of features of a latent: half of what the last layer gives, which is the mean and the log-variance.
     pub latent: usize,
-    /// Of float32, whatever the run computes in: 16 bits lose too much between so many convolutions. Activations have as many sizes as
-    /// there are of a picture on its way.
+    /// The pool, of float32 whatever the run computes in, because 16 bits lose too much over so many convolutions.
+    /// Activations have as many sizes as the image has on its way.
     pub pool: Arc<Pool>,
 }
 
@@ -34,6 +36,7 @@ pub enum Layer {
     Activation(Norm),
 }
 
+/// Twice norm, SiLU and convolution, beside a shortcut.
 #[derive(Debug)]
 pub struct Residual {
     pub norms: [Norm; 2],
@@ -41,14 +44,16 @@ pub struct Residual {
     pub shortcut: Option<Convolution>,
 }
 
+/// Self-attention with one head over all places of the image.
 #[derive(Debug)]
 pub struct SpatialAttention {
     pub norm: Norm,
-    /// Query, key and value, or one for all.
+    /// The convolutions to query, key and value, or one for all three.
     pub qkv: Vec<Convolution>,
     pub out: Convolution,
 }
 
+/// A 2-D convolution of an image.
 #[derive(Debug)]
 pub struct Convolution {
     pub weight: Weight,
@@ -81,7 +86,7 @@ impl Norm {
                 group_norm::forward(x, *groups, GROUP_EPS, weight.vector(), bias.vector())
             }
             Self::Rms(gamma) => {
-                // `x / max(|x|, 1e-12) sqrt(size)` of a place that is not zero.
+                // This equals `x / max(|x|, 1e-12) sqrt(size)` for a place that is not zero.
                 let stats = rms_norm::stats(x, 1, 1e-24 / x.features() as f32);
                 rms_norm::apply(x, &stats, Gain { weight: gamma.view(values).vector(), offset: 0.0 })
             }
@@ -125,7 +130,8 @@ impl SpatialAttention {
 }
 
 impl LatentEncoder {
-    /// The mean of the latents' distribution for a picture whose patches are pixels: `[places, latent]`, row by row.
+    /// The mean of the latents' distribution for an image: `[places, latent]`, row by row. The patches of `pixels` are
+    /// single pixels.
     pub fn forward(&self, values: Values<'_>, pixels: &Pixels) -> Activation {
         let mut size = pixels.tiles.first().map_or([0; 2], |tile| [tile.rows, tile.columns]);
         let mut x = Activation::from_rows(&self.pool, &pixels.patches, 3);

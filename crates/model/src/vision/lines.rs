@@ -1,20 +1,21 @@
-//! The rows of an image that is cut at its own shape (LLaVA-OneVision). First come the rows of the first tile. Then
-//! come the other tiles, line by line, where they show the image; they are made smaller if there are too many. Each
-//! line has a learned row at its end.
+//! The rows of an image that is cut into tiles by its own shape ("anyres", LLaVA-OneVision). First come the rows of the
+//! first tile, which shows the whole image. Then come the other tiles, line by line over all of them, where they show
+//! the image. If that is too many rows, they are scaled down. A learned row (`image_newline`) ends each line.
 use tunesmith_config::vision::Joined;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 use tunesmith_vision::Pixels;
 
-/// Which rows of a connector become which rows of the decoder, in a batch.
+/// Which rows of the connector become which rows of the decoder, for the images of a batch.
 #[derive(Debug)]
 pub struct Lines {
-    /// Rows of the connector that are multiplied, their weights, and the rows of the decoder that they are added to. Parts after the
-    /// first are for patches that are mixed. Within a part no row is there twice, and those of the decoder rise.
+    /// Rows of the connector, their weights, and the rows of the decoder that they are added to. Parts after the first
+    /// are only for scaling down, where a row of the decoder mixes several patches. Within a part, no row occurs twice,
+    /// and those of the decoder rise.
     parts: [Part; 4],
     /// The rows that end a line.
     newlines: Vec<usize>,
-    /// Rows of the connector and of the decoder.
+    /// The number of rows of the connector, and of the decoder.
     rows: [usize; 2],
 }
 
@@ -34,7 +35,7 @@ impl Part {
 }
 
 impl Lines {
-    /// Of a batch's pictures, each patch of which is a row of the connector.
+    /// For the images of a batch, where each patch is a row of the connector.
     pub fn of<'a>(pictures: impl IntoIterator<Item = &'a Pixels>) -> Self {
         let mut lines = Self { parts: Default::default(), newlines: Vec::new(), rows: [0; 2] };
         for pixels in pictures {

@@ -1,5 +1,6 @@
-//! Images in a decoder: an encoder and a connector turn what [`tunesmith_vision::Pixels`] holds into rows of the decoder's
-//! width. These replace rows of the embedding's output. Gradients flow back through them to what is trained.
+//! Images in a decoder: an encoder and a connector turn what [`tunesmith_vision::Pixels`] holds into rows of the
+//! decoder's width. These take the place of rows of the embedding's output. Gradients flow back through them to what is
+//! trained.
 //!
 //! A caller does four things:
 //!
@@ -47,28 +48,30 @@ use tunesmith_ops::embedding;
 use tunesmith_vision::Pixels;
 use world::World;
 
-/// Tells the connector's dropout from that of any module with an adapter.
+/// The key of the connector's dropout, in the place of a module's number, so that it differs from that of every module
+/// with an adapter.
 const CONNECTOR: u64 = u64::MAX - 1;
 
-/// Encoder and connector, and those of a second stream; each only where it is needed behind the features that pictures come as ([`VisionArch::features`]).
+/// Encoder and connector, and those of a second stream of images. Of these there are only the parts that come after the
+/// features that images are given as ([`VisionArch::features`]).
 #[derive(Debug)]
 pub(crate) struct Vision {
     pub(crate) arch: VisionArch,
     encoder: Option<Encoder>,
-    /// The connector, and those behind inner blocks.
+    /// The connector, then those that take the output of inner blocks.
     connectors: Vec<Connector>,
-    /// What ends a line of rows, where pictures are cut at their own shape: `[width of the decoder]`.
+    /// The learned row that ends a line, where images are cut by their own shape: `[width of the decoder]`.
     newline: Option<Weight>,
     /// The second encoder, and its projector.
     world: Option<World>,
-    /// Batches of patches have another length than those of tokens.
+    /// The pool of the encoder's activations: batches of patches have another length than batches of tokens.
     pub(crate) pool: Arc<Pool>,
 }
 
-/// A training pass: what decides dropout.
+/// What decides the dropout of a training pass.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Training<'a> {
-    /// The share of adapters' inputs that is zeroed.
+    /// The dropout probability on adapters' inputs.
     pub(crate) dropout: f32,
     pub(crate) seed: u64,
     pub(crate) step: u64,
@@ -79,7 +82,7 @@ pub(crate) struct Training<'a> {
     pub(crate) images: &'a [ImageRows],
 }
 
-/// What forward keeps for backward of the first encoder's pictures.
+/// What forward keeps for backward, for the images of the first encoder.
 #[derive(Debug)]
 struct OwnTrace {
     tiles: Tiles,
@@ -90,8 +93,8 @@ struct OwnTrace {
 }
 
 impl<'a> Training<'a> {
-    /// A number of its own for each token of the encoder, whichever micro-batch its picture is in: the row number of the
-    /// picture's first row in the step, times 2^16, plus the token's number in the picture.
+    /// The dropout number of each token of the encoder. It does not depend on the micro-batch that the image is in: it
+    /// is the row number of the image's first row in the step, times 2^16, plus the token's number in the image.
     fn encoder_rows(&self, tokens: impl Fn(&Pixels) -> usize) -> Vec<usize> {
         let of = |image: &ImageRows| {
             let first = self.first_number(image);
@@ -104,8 +107,8 @@ impl<'a> Training<'a> {
         (self.first_row as usize + image.runs.first().map_or(0, |run| run.start)) << 16
     }
 
-    /// A number of its own for each row of the connector, of which each picture has so many, whichever micro-batch it is in: as those
-    /// of the encoder's tokens. Empty without dropout.
+    /// The dropout number of each row of the connector, of which the images have `counts`: formed as those of the
+    /// encoder's tokens. Empty without dropout.
     pub(crate) fn rows_of_images(&self, counts: &[usize]) -> Vec<usize> {
         if self.dropout == 0.0 {
             return Vec::new();
@@ -123,7 +126,7 @@ impl<'a> Training<'a> {
         (rate > 0.0).then_some(Drops { rate, seed, step, first_row: 0, picked: rows })
     }
 
-    /// The mask between the connector's modules.
+    /// The dropout mask between the connector's modules.
     fn connector(self, rate: f32) -> Option<Dropout<'a>> {
         let key = key(self.seed, self.step, CONNECTOR);
         (rate > 0.0).then_some(Dropout { rate, key, first_row: self.first_row, rows: Some(self.rows) })
@@ -162,17 +165,17 @@ impl Vision {
         self.pools().skip(1).map(|pool| pool.idle_bytes()).sum()
     }
 
-    /// Bytes that no pass uses at the moment.
+    /// Bytes of idle activation buffers.
     pub(crate) fn idle_bytes(&self) -> u64 {
         self.pools().map(|pool| pool.idle_bytes()).sum()
     }
 
-    /// Gives these back.
+    /// Frees the idle activation buffers.
     pub(crate) fn release(&self) {
         self.pools().for_each(|pool| pool.release());
     }
 
-    /// Refuses pictures that the encoder cannot read, and rows that do not fit a picture.
+    /// Refuses images that the encoder cannot read, and runs of rows that do not fit their image.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`].
@@ -190,7 +193,7 @@ impl Vision {
         Ok(())
     }
 
-    /// Refuses a picture that its encoder cannot read, and another number of rows.
+    /// Refuses an image that its encoder cannot read, or whose number of rows is wrong.
     fn check_picture(&self, image: &ImageRows) -> Result<()> {
         match (image.pixels.world, &self.world) {
             (false, _) => self.check_own(image)?,
@@ -243,7 +246,7 @@ impl Vision {
         Ok(())
     }
 
-    /// How many numbers a picture has: those of its patches, or of its features.
+    /// How many numbers an image has: those of its patches, or of its precomputed features.
     fn numbers_of(&self, pixels: &Pixels) -> usize {
         let tiles: Vec<_> = pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
         match self.arch.features {
@@ -254,7 +257,7 @@ impl Vision {
         }
     }
 
-    /// How many rows of the decoder a picture takes.
+    /// How many rows of the decoder an image takes.
     pub(crate) fn rows(&self, pixels: &Pixels) -> usize {
         if let Some(world) = self.world.as_ref().filter(|_| pixels.world) {
             return world.spec.rows();
@@ -262,7 +265,7 @@ impl Vision {
         self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)), pixels.joined.as_ref())
     }
 
-    /// How many rows the connector gives for a picture.
+    /// How many rows the connector gives for an image.
     pub(crate) fn connector_rows(&self, pixels: &Pixels) -> usize {
         if pixels.world {
             return self.rows(pixels);
@@ -270,16 +273,16 @@ impl Vision {
         self.arch.connector_rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)), pixels.joined.as_ref())
     }
 
-    /// Rows and columns of a picture's rows in the decoder, where they are a grid. Those of a second encoder have counted positions,
-    /// as text has.
+    /// The grid of an image's rows in the decoder, as rows and columns. `None` for an image of a second encoder, whose
+    /// positions are counted as those of text.
     pub(crate) fn sides(&self, pixels: &Pixels) -> Option<[usize; 2]> {
         let side = self.arch.connector.side();
         let first = pixels.tiles.first().filter(|_| !pixels.world);
         first.map(|tile| [tile.rows / side, tile.columns / side])
     }
 
-    /// The rows of the first encoder's pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where
-    /// `training`.
+    /// The rows of the first encoder's images, `[rows, hidden of the decoder]` for each connector, and what backward
+    /// needs if there is `training`.
     ///
     /// # Errors
     /// None of its own: those of a walk over blocks.

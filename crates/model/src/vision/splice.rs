@@ -4,22 +4,22 @@ use tunesmith_data::batch::ImageRows;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 
-/// Which rows of a flat stream are pictures'.
+/// Which rows of a flat stream belong to images.
 #[derive(Debug, Default)]
 pub(crate) struct Splice {
-    /// The rows of pictures, rising.
+    /// The rows of images, rising.
     pub(crate) images: Vec<usize>,
     /// The rows of all other tokens, rising.
     pub(crate) texts: Vec<usize>,
 }
 
 impl Splice {
-    /// Of a stream of so many rows.
+    /// The splice of a stream of `rows` rows with these images.
     pub(crate) fn new(images: &[ImageRows], rows: usize) -> Self {
         Self::of(images.iter().flat_map(|image| &image.runs).cloned(), rows)
     }
 
-    /// As [`Splice::new`], with the runs of pictures' rows, which rise.
+    /// As [`Splice::new`], from the runs of image rows, which rise.
     pub(crate) fn of(runs: impl Iterator<Item = Range<usize>>, rows: usize) -> Self {
         let images: Vec<usize> = runs.flatten().collect();
         let mut next = images.iter().copied().peekable();
@@ -27,7 +27,7 @@ impl Splice {
         Self { images, texts }
     }
 
-    /// `x [rows, hidden]` with `features [images, hidden]` in the place of pictures' rows.
+    /// `x [rows, hidden]` with `features [images, hidden]` in place of the rows of images.
     pub(crate) fn put(&self, x: &Activation, features: &Activation) -> Activation {
         let features = features.gather_to(x.pool(), &(0..features.tokens()).collect::<Vec<_>>());
         let mut out = features.scatter(&self.images, x.tokens());
@@ -38,7 +38,8 @@ impl Splice {
     }
 }
 
-/// The runs of pictures' rows in each sequence that see each other, as positions in it: not those of a second encoder.
+/// For each sequence, the runs of image rows that see each other, as positions in the sequence. Rows of a second
+/// encoder are not among them.
 pub(crate) fn by_sequence(images: &[ImageRows], cu_seqlens: &[usize]) -> Vec<Vec<Range<usize>>> {
     let own = images.iter().filter(|image| !image.pixels.world);
     let runs: Vec<&Range<usize>> = own.flat_map(|image| &image.runs).collect();

@@ -1,4 +1,5 @@
-//! What comes before an encoder's blocks: patches become tokens, class and register tokens join them, positions are added.
+//! The stem of an image encoder, before its blocks: patches become tokens, class and register tokens join them, and
+//! position embeddings are added.
 use super::interpolation::{interpolated, taps};
 use super::tiles::Tiles;
 use crate::grads::Grads;
@@ -14,6 +15,7 @@ use tunesmith_ops::embedding;
 use tunesmith_ops::gemm::{Target, Transposed, outer};
 use tunesmith_vision::Tile;
 
+/// The patch embedding, the extra tokens, and the position embeddings.
 #[derive(Debug)]
 pub struct Stem {
     pub patch: Linear,
@@ -21,7 +23,7 @@ pub struct Stem {
     pub class_token: Option<Weight>,
     /// The register tokens' embeddings, `[registers, hidden]`.
     pub registers: Option<Weight>,
-    /// `[positions, hidden]`: the class token's, then those of patches, row by row.
+    /// The position embeddings `[positions, hidden]`: the class token's, then those of patches, row by row.
     pub positions: Option<Weight>,
     pub norm: Option<Norm>,
 }
@@ -110,12 +112,12 @@ impl Stem {
     }
 }
 
-/// Whether positions are taken from the table as they are.
+/// Whether position embeddings are taken from the table as they are, without interpolation.
 fn picks(spec: &Spec, tiles: &Tiles) -> bool {
     spec.interpolation == Some(Interpolation::Nearest) || tiles.all(spec.grid)
 }
 
-/// Adds to each token its position.
+/// Adds its position embedding to each token.
 fn add_positions(pass: &Pass<'_>, table: &Weight, spec: &Spec, tiles: &Tiles, x: &mut Activation) {
     let hidden = spec.hidden_size;
     let table = table.view(pass.values);
@@ -156,8 +158,8 @@ fn add_positions(pass: &Pass<'_>, table: &Weight, spec: &Spec, tiles: &Tiles, x:
     elementwise::add(x, &if rows.len() == x.tokens() { part } else { part.scatter(&rows, x.tokens()) });
 }
 
-/// Adds the gradient of the table of positions, given that of the tokens. Where positions are interpolated, it is the
-/// weights' matrix times the gradient.
+/// Adds the gradient of the table of position embeddings, given that of the tokens. Where they are interpolated, it is
+/// the transposed interpolation matrix times the gradient.
 fn positions_backward(table: &Weight, spec: &Spec, tiles: &Tiles, dx: &Activation, grads: &mut Grads<'_>) {
     if spec.interpolation == Some(Interpolation::Axes) {
         for ids in tiles.axes(spec) {

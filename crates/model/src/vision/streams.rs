@@ -1,4 +1,5 @@
-//! The pictures of a pass for both encoders: each encoder's go through it together, and their rows come out in the order of the pictures.
+//! Images for two encoders in one pass. The images of each encoder go through it together, and all rows come out in the
+//! order of the images.
 use super::world::{self, World};
 use super::{OwnTrace, Training, Vision};
 use crate::grads::Grads;
@@ -18,14 +19,14 @@ pub(crate) struct Trace {
     world: Option<(world::Saved, Places)>,
 }
 
-/// Which of all rows are whose, rising.
+/// Which of all image rows belong to which encoder, rising.
 #[derive(Debug)]
 struct Places {
     own: Vec<usize>,
     world: Vec<usize>,
 }
 
-/// Of a training pass what is the first encoder's.
+/// What a training pass has for the first encoder: its rows and its images.
 struct OwnRows {
     rows: Vec<usize>,
     images: Vec<ImageRows>,
@@ -47,7 +48,7 @@ impl Places {
         self.own.len() + self.world.len()
     }
 
-    /// `training` of the first encoder's pictures alone.
+    /// `training`, reduced to the images of the first encoder.
     fn own_of(&self, training: Training<'_>) -> OwnRows {
         let images = training.images.iter().filter(|image| !image.pixels.world);
         OwnRows { rows: self.own.iter().map(|&row| training.rows[row]).collect(), images: images.cloned().collect() }
@@ -61,7 +62,8 @@ impl OwnRows {
 }
 
 impl Vision {
-    /// The rows of the pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where `training`.
+    /// The rows of the images, `[rows, hidden of the decoder]` for each connector, and what backward needs if there is
+    /// `training`.
     ///
     /// # Errors
     /// None of its own: those of a walk over blocks.
@@ -79,7 +81,7 @@ impl Vision {
         let (second, first): (Vec<&Pixels>, Vec<&Pixels>) = pictures.iter().copied().partition(|pixels| pixels.world);
         self.pool.reserve(places.count());
         let (y, saved) = world.forward(&self.pass(pass, None, &[]), &second);
-        // Behind inner blocks of the decoder, nothing is added to the rows of a second encoder.
+        // After the first blocks of the decoder, nothing is added to the rows of a second encoder.
         let mut rows = vec![y.scatter(&places.world, places.count())];
         let mut own = None;
         if !first.is_empty() {
@@ -99,7 +101,8 @@ impl Vision {
         Ok((rows, Trace { own, world: Some((saved, places)) }))
     }
 
-    /// The features of a picture, on the host; of one for the second encoder its latents.
+    /// The features of an image, on the host: what a cache stores. For an image of the second encoder they are its
+    /// latents.
     ///
     /// # Errors
     /// As [`Vision::forward`].

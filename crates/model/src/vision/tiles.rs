@@ -1,13 +1,14 @@
-//! Where the tokens of a batch's tiles are: each tile is a sequence of class token, registers, and patches row by row.
+//! Where the tokens of a batch's tiles lie: each tile is a sequence of the class token, register tokens, and patches
+//! row by row.
 use tunesmith_config::vision::Encoder as Spec;
 use tunesmith_vision::{Pixels, Tile};
 
-/// The tiles of a batch's pictures, one after the other.
+/// The tiles of a batch's images, one after the other.
 #[derive(Debug, Clone)]
 pub struct Tiles(Vec<Tile>);
 
 impl Tiles {
-    /// The tiles of `pictures`, in their order.
+    /// The tiles of these images, in their order.
     pub fn of<'a>(pictures: impl IntoIterator<Item = &'a Pixels>) -> Self {
         Self(pictures.into_iter().flat_map(|pixels| pixels.tiles.iter().copied()).collect())
     }
@@ -20,22 +21,22 @@ impl Tiles {
         self.0.iter()
     }
 
-    /// Whether all have this many rows and columns.
+    /// Whether all tiles have this many rows and columns.
     pub fn all(&self, [rows, columns]: [usize; 2]) -> bool {
         self.0.iter().all(|tile| (tile.rows, tile.columns) == (rows, columns))
     }
 
-    /// Patches of each tile.
+    /// The number of patches of each tile.
     fn patches(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().map(|tile| tile.rows * tile.columns)
     }
 
-    /// All tokens, with so many before the patches of each tile.
+    /// The number of all tokens, with `prefix` tokens before the patches of each tile.
     pub fn tokens(&self, prefix: usize) -> usize {
         self.patches().sum::<usize>() + prefix * self.count()
     }
 
-    /// Where the tile's sequences begin, and the end.
+    /// Where the sequence of each tile begins, and the end.
     pub fn cu_seqlens(&self, prefix: usize) -> Vec<usize> {
         let mut end = 0;
         let ends = self.patches().map(|patches| {
@@ -57,7 +58,7 @@ impl Tiles {
         starts
     }
 
-    /// The register tokens, and of each its number.
+    /// The register tokens, each with its number.
     pub fn register_rows(&self, spec: &Spec) -> (Vec<usize>, Vec<u32>) {
         let first = usize::from(spec.class_token);
         let starts = self.class_rows(spec.prefix_tokens());
@@ -73,8 +74,8 @@ impl Tiles {
         starts.windows(2).flat_map(|ends| (ends[0]..ends[0] + class).chain(ends[0] + prefix..ends[1])).collect()
     }
 
-    /// The tokens that have a position, and which of the table's: of tiles with another grid than the table's that of the
-    /// same share of the way.
+    /// The tokens that have a position, and the id of that position in the table. Where the grid of a tile differs from
+    /// the table's, the position is the one at the same share of the way.
     pub fn positions(&self, spec: &Spec) -> (Vec<usize>, Vec<u32>) {
         let class = usize::from(spec.class_token);
         let [rows, columns] = spec.grid;
@@ -91,15 +92,16 @@ impl Tiles {
         (self.position_rows(spec), ids)
     }
 
-    /// Where each axis has a table of its own, one behind the other: the entry for each patch's column, and the one for its row.
+    /// For encoders with a table for each axis, columns first, then rows: the ids of each patch's column, and those of
+    /// its row.
     pub fn axes(&self, spec: &Spec) -> [Vec<u32>; 2] {
         let [rows, columns] = self.places();
         let first = spec.grid[1] as u32;
         [columns, rows.into_iter().map(|row| first + row).collect()]
     }
 
-    /// For each of the `side * side` places of a square of patches: which patch has that place, in every square of every tile,
-    /// squares row by row. Patches count over all tiles.
+    /// The patches of all squares of `side * side` patches, by their place in the square: entry k lists the patch at
+    /// place k of every square, squares row by row, tile after tile. Patches count over all tiles.
     pub fn squares(&self, side: usize) -> Vec<Vec<usize>> {
         let mut places = vec![Vec::new(); side * side];
         let mut first = 0;
@@ -117,7 +119,7 @@ impl Tiles {
         places
     }
 
-    /// Rows and columns of every patch.
+    /// The row and the column of every patch in its tile.
     pub fn places(&self) -> [Vec<u32>; 2] {
         let of = |tile: &Tile| {
             let columns = tile.columns;
@@ -126,8 +128,8 @@ impl Tiles {
         self.0.iter().flat_map(of).unzip::<u32, u32, Vec<u32>, Vec<u32>>().into()
     }
 
-    /// The patches window after window, square windows of so many patches a side, row by row in each; and where windows
-    /// begin, and the end.
+    /// The patches ordered by windows of `side * side` patches, row by row within each; and where each window begins,
+    /// with the end. Windows at the edge of a tile are cut off.
     pub fn windows(&self, side: usize) -> (Vec<usize>, Vec<usize>) {
         let (mut order, mut ends, mut first) = (Vec::new(), vec![0], 0);
         for tile in &self.0 {

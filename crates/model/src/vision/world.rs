@@ -1,4 +1,4 @@
-//! The second encoder of pictures and its projector.
+//! The second image encoder (an autoencoder's, frozen) and its trained projector (`TheWorld`).
 use super::connector::{self, Connector};
 use super::latents::LatentEncoder;
 use super::tiles::Tiles;
@@ -10,10 +10,11 @@ use tunesmith_config::vision::World as Spec;
 use tunesmith_ops::activation::Activation;
 use tunesmith_vision::Pixels;
 
+/// The second encoder, and its projector.
 #[derive(Debug)]
 pub struct World {
     pub spec: Arc<Spec>,
-    /// None where latents come as values that were computed before.
+    /// `None` where images come as latents that were computed before.
     pub encoder: Option<LatentEncoder>,
     pub projector: Connector,
 }
@@ -26,7 +27,7 @@ pub struct Saved {
 }
 
 impl World {
-    /// How many numbers a picture has: those of its pixels, or of its latents.
+    /// How many numbers an image has: those of its pixels, or of its precomputed latents.
     pub fn numbers(&self) -> usize {
         match self.encoder {
             Some(_) => 3 * self.spec.image_size.pow(2),
@@ -50,7 +51,7 @@ impl World {
         Ok(())
     }
 
-    /// The latents of a picture on the host, `[places, latent]`.
+    /// The latents of an image on the host, `[places, latent]`.
     pub fn latents(&self, pass: &Pass<'_>, pixels: &Pixels) -> Vec<f32> {
         match &self.encoder {
             Some(encoder) => encoder.forward(pass.values, pixels).to_rows(),
@@ -58,7 +59,7 @@ impl World {
         }
     }
 
-    /// The rows of the pictures, `[rows, hidden of the decoder]`, and what backward needs.
+    /// The rows of the images, `[rows, hidden of the decoder]`, and what backward needs.
     pub fn forward(&self, pass: &Pass<'_>, pictures: &[&Pixels]) -> (Activation, Saved) {
         let (latent, places) = (self.spec.encoder.latent, self.spec.places());
         let mut rows = Vec::with_capacity(pictures.len() * self.spec.latents());
