@@ -1,6 +1,6 @@
-//! A weight as a segment sees it. It is frozen, or trained (a part of the flat buffer), or a table with some trained
-//! rows. A frozen weight is an array in f32 or bf16, a quantized matrix, or sharded among ranks. All of it is on the
-//! model's device.
+//! A weight of the model. It is frozen, or trained (a part of the flat buffer), or a table with some trained rows. A
+//! frozen weight is an array in f32 or bf16, a quantized matrix, or sharded over ranks. All of it is on the model's
+//! device.
 use super::grads::Grads;
 use super::segment::{Shared, SharedView};
 use super::values::{Values, placed, write_rows};
@@ -24,7 +24,7 @@ pub enum Weight {
     Quantized(Arc<Quantized>),
     /// Not trained, rearranged for inference on the CPU.
     Interleaved(Arc<Interleaved>),
-    /// Not trained, and readable only while its segment is gathered.
+    /// Not trained, sharded over ranks, and readable only while its segment is gathered.
     Shared(Shared),
     /// Trained: its place in [`Params`](super::params::Params).
     Trained(Range<usize>),
@@ -54,7 +54,7 @@ impl From<Array<bf16>> for Frozen {
 }
 
 impl Frozen {
-    /// These numbers and `below` after them; `None` if they are not of one type.
+    /// These numbers with `below` appended; `None` if they are not of one type.
     pub(super) fn joined(self, below: &Self) -> Option<Self> {
         match (self, below) {
             (Self::F32(above), Self::F32(below)) => Some(end_to_end(above, below).into()),
@@ -83,7 +83,8 @@ fn end_to_end<T: Element>(above: Arc<Array<T>>, below: &Array<T>) -> Array<T> {
     joined
 }
 
-/// A table whose rows `ids` are those of the flat buffer: written into it before each pass.
+/// A table whose rows `ids` are trained. The trained rows lie in the flat buffer, and are copied into the table before
+/// each pass.
 #[derive(Debug, Clone)]
 pub struct Rows {
     table: Table,
@@ -95,12 +96,12 @@ pub struct Rows {
 #[derive(Debug, Clone)]
 enum Table {
     Own(Arc<RwLock<FloatBuffer>>),
-    /// Shared among ranks. The trained rows are written into it when the segment is gathered.
+    /// Sharded over ranks. The trained rows are written into it when the segment is gathered.
     Shared(Shared),
 }
 
 impl Rows {
-    /// From here on the table is that of a segment.
+    /// Replaces the table by that of a sharded segment.
     pub(super) fn share(&mut self, shared: Shared) {
         self.table = Table::Shared(shared);
     }
@@ -119,16 +120,17 @@ pub enum View<'a> {
     Quantized(&'a Quantized),
     /// Rearranged for inference on the CPU.
     Interleaved(&'a Interleaved),
-    /// Of a segment that ranks share.
+    /// Values of a segment that is sharded over ranks.
     Shared(SharedView<'a>),
     /// A part of the flat buffer of trained values.
     Trained(Floats<'a>),
-    /// Of a table, whose lock is held meanwhile.
+    /// A table with some trained rows, whose lock is held as long as the view lives.
     Rows(RwLockReadGuard<'a, FloatBuffer>),
 }
 
 impl Weight {
-    /// Takes values that will not be trained to `device`; on the CPU they stay in the memory that they are in.
+    /// Makes a weight of values that will not be trained, on `device`. On the CPU they stay in the memory that they are
+    /// in.
     pub fn frozen<T: Element>(values: Vec<T>, device: Device) -> Self
     where
         Frozen: From<Array<T>>,
@@ -136,7 +138,7 @@ impl Weight {
         Self::Frozen(placed(values, device).into())
     }
 
-    /// The values, out of `values` where the weight is trained.
+    /// The values of the weight. Those of a trained weight are taken from `values`.
     pub fn view<'a>(&'a self, values: Values<'a>) -> View<'a> {
         match self {
             Self::Frozen(frozen) => View::Frozen(frozen),
@@ -150,7 +152,8 @@ impl Weight {
         }
     }
 
-    /// Rearranges a matrix `[rows, width]` for products of inference that round their operands to `products`, if it is one that can be.
+    /// Rearranges a matrix `[rows, width]` for inference, for products that round their operands to `products`. Weights
+    /// of forms that cannot be rearranged stay as they are.
     pub fn interleave(&mut self, width: usize, products: Number) {
         let store = match self {
             Self::Frozen(frozen) => frozen.store(),
@@ -167,7 +170,7 @@ impl Weight {
         Self::Rows(Rows { table: Table::Own(Arc::new(RwLock::new(table))), ids: ids.into(), range })
     }
 
-    /// The place in the flat buffer, if trained as a whole.
+    /// The place in the flat buffer, if the whole weight is trained.
     pub const fn trained(&self) -> Option<&Range<usize>> {
         match self {
             Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_) | Self::Rows(_) => None,
@@ -175,7 +178,7 @@ impl Weight {
         }
     }
 
-    /// The place in the flat buffer of what is trained of it.
+    /// The place in the flat buffer of what is trained of the weight: all, or some rows.
     pub const fn place(&self) -> Option<&Range<usize>> {
         match self {
             Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_) => None,
@@ -188,14 +191,14 @@ impl Weight {
         !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_))
     }
 
-    /// Brings trained rows to what the flat buffer holds; needed before a pass.
+    /// Copies trained rows from the flat buffer into their table. Call it before a pass reads the table.
     pub fn refresh(&self, values: Values<'_>) {
         let Self::Rows(Rows { table: Table::Own(table), ids, range }) = self else { return };
         write_rows(table.write().unwrap_or_else(PoisonError::into_inner).view_mut(), ids, range, values);
     }
 
-    /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times
-    /// `scale`.
+    /// Adds the gradient of an embedding table to `grads`, if it or some of its rows are trained. `dx` is the gradient
+    /// of the embedding of `tokens`, which was `scale` times the table's rows. The token `padding` adds nothing.
     pub fn add_embedding_gradient(
         &self,
         dx: &Activation,
@@ -219,7 +222,7 @@ impl Weight {
         }
     }
 
-    /// Where the gradient of a head is added, whose matrix this is.
+    /// Where the gradient of a head is added, if this weight is the head's matrix.
     pub fn head_gradient<'g>(&'g self, grads: &'g mut Grads<'_>) -> WeightGradient<'g> {
         match self {
             Self::Frozen(_) | Self::Quantized(_) | Self::Interleaved(_) | Self::Shared(_) => WeightGradient::None,

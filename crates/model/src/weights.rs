@@ -1,5 +1,6 @@
-//! Weights on disk: safetensors files, single or sharded, read tensor by tensor into the caller's buffer and written
-//! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
+//! Weights on disk: safetensors files, single or sharded, read tensor by tensor into the caller's buffer and written as
+//! a stream. Files are never memory-mapped, because a file that is truncated while it is mapped kills the process. No
+//! size that a file claims is allocated unchecked.
 mod format;
 mod listed;
 mod makers;
@@ -47,22 +48,23 @@ pub struct WeightFiles {
     entries: BTreeMap<String, Entry>,
     /// The matrices in 4 or 8 bits, by name.
     quantized: BTreeMap<String, QuantizedTensor>,
-    /// Tensors of all experts of a block, whose parts are in `entries`.
+    /// Tensors as the files hold them whose parts are in `entries` under other names: stacked experts, and transposed
+    /// matrices.
     stacked: BTreeMap<String, Entry>,
     /// Tensors whose numbers lie in several stretches, in order. `entries` has their shape and the first stretch.
     pieces: BTreeMap<String, Vec<Entry>>,
-    /// Which of these have their rows as they are.
+    /// Which stacked tensors of experts are not transposed.
     stacking: Stacking,
-    /// The names of scales of activations, and the like: nothing reads them.
+    /// The names of tensors that belong to quantized activations, such as their scales. Nothing reads them.
     of_activations: BTreeSet<String>,
-    /// How the files name the tensors of `entries`, if otherwise.
+    /// How the files name the tensors of `entries`, if not as in `entries`.
     naming: Option<Naming>,
     /// What a multimodal checkpoint holds beside its language model.
     others: Option<Arc<WeightFiles>>,
 }
 
 impl WeightFiles {
-    /// The same tensors by other names.
+    /// Renames all tensors.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: two of them get one name.
@@ -111,8 +113,8 @@ impl WeightFiles {
         quantized.or_else(|| self.entries.get(name).map(|entry| entry.shape.as_slice()))
     }
 
-    /// Fills `out`, which is as long as the tensor, widening to f32. Beyond `out` at most 1 MiB is held, or the quantized
-    /// matrix.
+    /// Fills `out`, which is as long as the tensor, with its values widened to f32. Beyond `out`, it holds at most 1
+    /// MiB, or the quantized matrix.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: no such tensor, another length or dtype, a value that is NaN or infinite, or the file has
@@ -168,7 +170,8 @@ impl WeightFiles {
         self.refuse_non_finite(entry, name, &finite)
     }
 
-    /// As [`WeightFiles::read_into`], to numbers of any device. For one that is not the CPU the host holds a few MiB at a time.
+    /// As [`WeightFiles::read_into`], to a buffer on any device. For a device that is not the CPU, the host holds a few
+    /// MiB at a time.
     ///
     /// # Errors
     /// As there.
@@ -226,7 +229,7 @@ impl WeightFiles {
         Err(self.fail(entry, name, found).hint("the file is damaged, or its training diverged: use an earlier one"))
     }
 
-    /// The numbers `range` of an entry, of so many bytes each.
+    /// The bytes of the numbers `range` of an entry, at `bytes` bytes a number.
     fn part(&self, entry: &Entry, name: &str, range: Range<usize>, bytes: usize) -> Result<Entry> {
         if range.end > entry.len() {
             let asked = format!("is {:?}, expected at least {} numbers", entry.shape, range.end);
@@ -265,7 +268,7 @@ impl WeightFiles {
         .map_err(|error| self.unread(entry, name, &error))
     }
 
-    /// How a tensor is stored, if it is there and can be read.
+    /// The dtype in which a tensor is stored; `None` if it is missing or of a dtype that cannot be read.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
         self.readable(name).ok().map(|(_, dtype)| dtype)
     }
@@ -330,7 +333,7 @@ impl WeightFiles {
         Error::model(format!("{}: tensor {name:?} {message}", self.files[entry.file].0.display()))
     }
 
-    /// A tensor whose bytes the system does not give.
+    /// The error for a tensor whose bytes the system cannot read.
     fn unread(&self, entry: &Entry, name: &str, error: &std::io::Error) -> Error {
         let fault = self.fail(entry, name, "cannot be read");
         fault.unless_of_machine(&self.files[entry.file].0, error)
@@ -366,7 +369,7 @@ impl WeightFiles {
         Ok(hasher.finalize())
     }
 
-    /// Walks a tensor's bytes by pieces that hold whole numbers.
+    /// Reads a tensor's bytes in chunks of at most 1 MiB that hold whole numbers, and calls `each` with every chunk.
     fn chunks(&self, entry: &Entry, mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let (mut at, mut buffer) = (entry.begin, vec![0; CHUNK_BYTES.min((entry.end - entry.begin) as usize)]);
         while at < entry.end {
@@ -379,10 +382,10 @@ impl WeightFiles {
     }
 }
 
-/// Numbers that are read at once for a device.
+/// How many numbers are read at once for a device that is not the CPU.
 const PART: usize = 1 << 20;
 
-/// Fills numbers of a device part by part with what `read` gives: a part's numbers, given the first one's index.
+/// Fills `out` on a device part by part. `read` fills a part on the host, given the index of its first number.
 fn in_parts<T: Element>(mut out: SliceMut<'_, T>, read: impl Fn(usize, &mut [T]) -> Result<()>) -> Result<()> {
     let mut buffer = vec![T::default(); PART.min(out.len())];
     for first in (0..out.len()).step_by(PART) {

@@ -100,8 +100,8 @@ impl TextCache {
     }
 
     /// Declares the first `length` tokens a prompt, so that the result does not depend on how the prompt is cut into walks. Without this
-    /// call, the tokens of the first walk are the prompt. If the cache already holds tokens, fewer than 171 more are treated as if the
-    /// model had written them, which takes less time.
+    /// call, the tokens of the first walk are the prompt. If the cache already holds tokens, a few more are treated as if the model had
+    /// written them, which takes less time.
     pub fn expect_prompt(&mut self, length: usize) {
         if self.tokens.is_empty() || length >= self.tokens.len() + MANY {
             self.as_heads = length;

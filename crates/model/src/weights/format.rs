@@ -22,7 +22,7 @@ pub(super) const CHUNK_BYTES: usize = 1 << 20;
 pub enum Dtype {
     /// IEEE 754 single precision, 4 bytes.
     F32,
-    /// The upper half of an IEEE single.
+    /// bfloat16, 2 bytes: the upper half of an IEEE 754 single-precision number.
     BF16,
     /// IEEE 754 half precision, 2 bytes.
     F16,
@@ -38,7 +38,7 @@ impl Dtype {
         }
     }
 
-    /// PyTorch's word for it, as `config.json` has it.
+    /// PyTorch's name of the dtype, as `config.json` has it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -86,18 +86,18 @@ impl Dtype {
     }
 }
 
-/// Which numbers of a stretch of a file are those of a tensor, in its order.
+/// Which numbers of a contiguous part of a file belong to a tensor, and in which order: strides, counted in numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct View {
-    /// The place of the first one.
+    /// The index of the first one.
     pub(super) first: usize,
-    /// From a row to the next.
+    /// The step from a row to the next.
     pub(super) row: usize,
-    /// From a column to the next.
+    /// The step from a column to the next.
     pub(super) column: usize,
 }
 
-/// Where a tensor lies and what it is.
+/// Where a tensor lies in its file, its dtype, and its shape.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) file: usize,
@@ -107,7 +107,7 @@ pub(super) struct Entry {
     /// Bytes from the start of the file.
     pub(super) begin: u64,
     pub(super) end: u64,
-    /// Which numbers of these bytes it has, where they are not all, in order.
+    /// Which of these numbers the tensor consists of; `None` for all of them in order.
     pub(super) view: Option<View>,
 }
 
@@ -207,7 +207,7 @@ pub(super) fn read_header(path: &Path, file: &File, len: u64, number: usize) -> 
     Ok(entries)
 }
 
-/// The dtypes of the format whose numbers fill whole bytes, and how many.
+/// The dtypes of the format whose numbers have a size of whole bytes, and that size.
 const DTYPES: [(&str, u64); 17] = [
     ("F64", 8),
     ("I64", 8),
@@ -233,7 +233,7 @@ pub(super) fn item_bytes(dtype: &str) -> Option<u64> {
     DTYPES.iter().find(|(name, _)| *name == dtype).map(|(_, bytes)| *bytes)
 }
 
-/// The dtype of that name, if it is known here.
+/// The name of a dtype as a static string, if it is in [`DTYPES`].
 pub(super) fn known_dtype(dtype: &str) -> Option<&'static str> {
     DTYPES.iter().find(|(name, _)| *name == dtype).map(|(name, _)| *name)
 }
@@ -241,7 +241,7 @@ pub(super) fn known_dtype(dtype: &str) -> Option<&'static str> {
 /// The index of the first value that is NaN or infinite.
 pub fn first_non_finite(values: &[f32]) -> Option<usize> {
     const INFINITY: u32 = f32::INFINITY.to_bits();
-    // The largest exponent first: this loop has no branch and runs at the speed of memory.
+    // Finds the largest magnitude first: this loop has no branch and runs at the speed of memory.
     let largest = values.iter().fold(0, |largest, value| largest.max(value.to_bits() & !(1 << 31)));
     if largest < INFINITY { None } else { values.iter().position(|value| !value.is_finite()) }
 }

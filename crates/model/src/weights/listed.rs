@@ -1,5 +1,6 @@
-//! gpt-oss's experts as Unsloth stores them: each is a linear layer, which bitsandbytes has quantized. Each part of an expert
-//! gets the name that it has here. Rows of gate and up alternate.
+//! gpt-oss's experts as Unsloth stores them: each expert is a list entry with linear layers, which bitsandbytes has
+//! quantized. Opening the files gives each part of an expert the name that the engine has for it. The rows of gate and
+//! up alternate.
 //!
 //! ```text
 //! mlp.experts.gate_up_projs.N.weight [2I, H]   gate i in row 2i, up i in row 2i + 1; as NF4, or as it is
@@ -16,7 +17,7 @@ const GATE_UP: [(&str, usize, usize); 2] = [("gate_proj", 0, 2), ("up_proj", 1, 
 const DOWN: [(&str, usize, usize); 1] = [("down_proj", 0, 1)];
 
 impl WeightFiles {
-    /// Gives the parts of experts in a list names of their own. What has no such shape stays as it is.
+    /// Gives the parts of listed experts the engine's names. Tensors of another shape stay as they are.
     pub(super) fn unlist(&mut self) {
         let names: Vec<String> = self.entries.keys().cloned().collect();
         for name in &names {

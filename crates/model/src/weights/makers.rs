@@ -1,5 +1,5 @@
-//! Finds the quantized matrices of a checkpoint (FP8, GPTQ, AWQ, compressed-tensors, NVFP4) by the names of their parts.
-//! Each gets the name `MODULE.weight`.
+//! Finds the matrices that the maker of a checkpoint has quantized (FP8, GPTQ, AWQ, compressed-tensors, NVFP4), by the
+//! names of their parts. Each gets the name `MODULE.weight`.
 //!
 //! ```text
 //! FP8                 MODULE.weight F8_E4M3, and .weight_scale_inv, .weight_scale, .scale or .qscale_weight: F32, BF16, or exponents in
@@ -26,7 +26,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::stored_format::{Grouped, Layout, Method, StoredFormat};
 use tunesmith_ops::quant::{Quantized, Tiled};
 
-/// Ends of the names of what belongs to activations.
+/// The ends of the names of tensors that belong to quantized activations.
 const OF_ACTIVATIONS: [&str; 11] = [
     ".activation_scale",
     ".input_scale",
@@ -40,10 +40,10 @@ const OF_ACTIVATIONS: [&str; 11] = [
     ".v_scale",
     ".prob_output_scale",
 ];
-/// Ends of the names of scales of FP8.
+/// The names that scales of an FP8 matrix may have.
 pub(super) const FP8_SCALES: [&str; 4] = ["weight_scale_inv", "weight_scale", "scale", "qscale_weight"];
 
-/// A matrix that was coded again, and the bytes of its codes and of its scales, by name.
+/// A matrix that was quantized again; and the bytes of its codes and of its scales, each with the name of its tensor.
 pub type Recoded = (Quantized, [(String, Vec<u8>); 2]);
 
 /// A tensor of a matrix in a maker's format, as the files have it.
@@ -53,7 +53,7 @@ pub struct MakersPart {
     pub name: String,
     /// Its shape in the files.
     pub shape: Vec<usize>,
-    /// How many numbers of which dtype, for [`WeightFiles::write_makers_part`].
+    /// The number and dtype of its values, whose bytes [`WeightFiles::write_makers_part`] writes.
     pub numbers: Numbers<'static>,
     key: String,
 }
@@ -85,7 +85,7 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// The matrix whose codes a tensor holds.
+    /// The quantized matrix whose codes the tensor `name` holds; `None` if it holds none.
     fn makers(&self, name: &str, module: &str, end: &str, format: &StoredFormat) -> Result<Option<MakersTensor>> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
         let beside = |end: &str| self.entries.get(&format!("{module}.{end}"));
@@ -133,7 +133,7 @@ impl WeightFiles {
         self.measured(name, entry, tensor, format).map(Some)
     }
 
-    /// With shape and layout, from the shapes of its parts.
+    /// Completes shape and layout of a matrix from the shapes of its parts.
     fn measured(
         &self,
         name: &str,
@@ -270,7 +270,7 @@ impl WeightFiles {
         Ok(tensor)
     }
 
-    /// How a matrix lies in the files, where these hold it in the format of its maker.
+    /// The layout of a matrix in its maker's format; `None` for any other tensor.
     pub fn layout(&self, name: &str) -> Option<Layout> {
         match self.quantized.get(name)? {
             QuantizedTensor::Makers(tensor) => Some(tensor.layout),
@@ -279,18 +279,19 @@ impl WeightFiles {
         }
     }
 
-    /// The layouts of all matrices that the files hold in the format of their maker.
+    /// The layouts of all matrices that the files hold in their maker's format.
     pub fn layouts(&self) -> Arc<BTreeMap<String, Layout>> {
         let layout = |name: &String| Some((name.clone(), self.layout(name)?));
         Arc::new(self.quantized.keys().filter_map(layout).collect())
     }
 
-    /// Whether scales of activations lie beside the matrices. Nothing reads them.
+    /// Whether the files have scales of quantized activations beside the matrices. Nothing reads them.
     pub fn has_activation_scales(&self) -> bool {
         !self.of_activations.is_empty()
     }
 
-    /// Codes and what lies beside them, of a matrix in a maker's format other than MXFP4; nothing of others.
+    /// The tensors that the files have for a matrix in a maker's format other than MXFP4: codes, scales, and what else
+    /// lies beside them. Empty for any other tensor.
     pub fn makers_parts(&self, name: &str) -> Vec<MakersPart> {
         let Some(QuantizedTensor::Makers(tensor)) = self.quantized.get(name) else { return Vec::new() };
         let activations =
@@ -306,7 +307,7 @@ impl WeightFiles {
         [codes].into_iter().chain(beside).filter_map(part).collect()
     }
 
-    /// What lies beside no matrix and belongs to activations, such as the scales of a cache of keys.
+    /// The tensors that belong to quantized activations and lie beside no matrix, such as the scales of a KV cache.
     pub fn makers_leftovers(&self) -> Vec<MakersPart> {
         let alone = |of: &&String| {
             let module = of.rsplit_once('.').map_or("", |(module, _)| module);
@@ -320,8 +321,8 @@ impl WeightFiles {
         self.of_activations.iter().filter(alone).filter_map(part).collect()
     }
 
-    /// Codes a matrix that the files hold in FP8 again, for other numbers: the bytes of its codes and of its scales, by their names in
-    /// [`WeightFiles::makers_parts`]. Scales are rounded to their dtype first.
+    /// Quantizes new values of a matrix that the files hold in FP8, in the same layout. Gives the bytes of its codes
+    /// and of its scales, by their names in [`WeightFiles::makers_parts`]. Scales are rounded to their dtype first.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the files hold no such matrix, or a number is not finite.
@@ -376,7 +377,7 @@ impl WeightFiles {
         written
     }
 
-    /// Two sizes that a tensor holds.
+    /// Reads a tensor of two integers that are the sizes of a matrix (`weight_shape`).
     fn two_sizes(&self, name: &str) -> Result<[usize; 2]> {
         let entry = self.entries.get(name).ok_or_else(|| Error::model(format!("no tensor {name:?}")))?;
         let width = match (entry.dtype.as_str(), entry.shape.as_slice()) {
@@ -403,7 +404,8 @@ impl WeightFiles {
     }
 }
 
-/// Rows and columns that share a scale, by the shape of the scales: one for the matrix, one for each row, or a grid of blocks.
+/// The tile of rows and columns that share a scale, from the shape of the scales: one scale for the matrix, one for
+/// each row, or a grid of blocks. `None` if the shape fits none of these.
 fn fp8_tile([rows, columns]: [usize; 2], scales: &[usize], block: Option<[usize; 2]>) -> Option<[usize; 2]> {
     let count: usize = scales.iter().product();
     let grid = block.map(|[high, wide]| [rows.div_ceil(high), columns.div_ceil(wide)]);

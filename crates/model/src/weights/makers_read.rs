@@ -1,5 +1,5 @@
-//! Reads matrices in the quantization formats of [`super::makers`]: codes by rows, scales and zero points by rows of
-//! tiles.
+//! Reads matrices in the formats of [`super::makers`], and reorders their parts: codes by rows, scales and zero points
+//! by rows of tiles.
 use super::WeightFiles;
 use super::makers_tensor::{Kind, MakersTensor};
 use rayon::prelude::*;
@@ -8,13 +8,13 @@ use tunesmith_config::stored_format::{Grouped, Layout};
 use tunesmith_ops::quant::tiles::{Integers, Tiled, Zeros};
 use tunesmith_ops::quant::{Four, Quantized};
 
-/// The row that each place of a word of AWQ holds, from the lowest bits on.
+/// Which of its eight rows each field of an AWQ word belongs to, from the lowest bits on.
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-/// Rows that are put together at once, so that a line of the cache serves all of them.
+/// Rows that are assembled together, so that one cache line serves all of them.
 const ROWS: usize = 16;
 
 impl WeightFiles {
-    /// A matrix as it is stored. The inner error says which part does not fit.
+    /// Reads a quantized matrix. The inner error says which of its parts does not fit.
     pub(super) fn read_makers(&self, name: &str, tensor: &MakersTensor) -> Result<Result<Quantized, String>> {
         let beside = |end: &str| format!("{}.{end}", tensor.module);
         let has = |end: &str| tensor.beside.contains(&end);
@@ -96,10 +96,12 @@ impl WeightFiles {
         let scales = turned(&self.scales_of(&beside("scales"))?, rows);
         let words = self.words(&beside("qzeros"))?;
         let (one, middle) = if bits == 4 { (0x1111_1111u32, 0x8888_8888) } else { (0x0101_0101, 0x8080_8080) };
-        // Some files claim the other version. All zeros in the middle show which it is, as they lie one lower in the first.
+        // Some files claim the wrong version of GPTQ. If all zero points are in the middle, they show which version it
+        // is: the first version stores them one lower.
         let all = |value: u32| words.iter().all(|&word| word == value);
         let plain = !all(middle - one) && (all(middle) || grouped.plain_zeros);
-        // Whole words are added: what an asymmetric zero of 0 has borrowed from the next field goes back.
+        // The ones are added to whole words, so that a zero point of 0, which has borrowed from the next field, gives
+        // it back.
         let words: Vec<u32> = words.iter().map(|&word| if plain { word } else { word.wrapping_add(one) }).collect();
         let zeros = if words.iter().all(|&word| word == middle) && grouped.symmetric {
             Zeros::All(if bits == 4 { 8 } else { 128 })
@@ -132,7 +134,7 @@ impl WeightFiles {
         Ok(bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
     }
 
-    /// The group of each column; nothing where the file says that they are in order, by -1.
+    /// The group of each column; `None` if the file says by -1 that groups are in order.
     fn groups(&self, name: &str) -> Result<Option<Vec<u32>>> {
         let words = self.words(name)?;
         Ok((!words.contains(&u32::MAX)).then_some(words))
@@ -150,7 +152,7 @@ fn turned<T: Copy>(values: &[T], columns: usize) -> Vec<T> {
     (0..columns).flat_map(|column| values.iter().skip(column).step_by(columns.max(1)).copied()).collect()
 }
 
-/// Rows of so many bytes, without what fills them up to whole words.
+/// The rows of `width` bytes each, without the padding that fills them up to whole words.
 fn unpadded(bytes: Vec<u8>, rows: usize, width: usize) -> Vec<u8> {
     let line = bytes.len() / rows.max(1);
     if line == width {
@@ -165,7 +167,7 @@ const fn pair(word: u32, at: usize) -> u8 {
     ((word >> (8 * at)) as u8).rotate_left(4)
 }
 
-/// Codes by rows, of words `[columns * bits / 32, rows]`.
+/// Codes by rows, from GPTQ's words `[columns * bits / 32, rows]`.
 fn gptq_codes(words: &[u32], bits: usize, [rows, width]: [usize; 2]) -> Vec<u8> {
     let line = width * bits / 8;
     let mut codes = vec![0; rows * line];
@@ -182,7 +184,7 @@ fn gptq_codes(words: &[u32], bits: usize, [rows, width]: [usize; 2]) -> Vec<u8> 
     codes
 }
 
-/// Codes by rows, of words `[columns, rows / 8]`.
+/// Codes by rows, from AWQ's words `[columns, rows / 8]`.
 fn awq_codes(words: &[u32], [rows, width]: [usize; 2]) -> Vec<u8> {
     let (line, across) = (width / 2, rows / 8);
     let mut codes = vec![0; rows * line];
@@ -197,7 +199,7 @@ fn awq_codes(words: &[u32], [rows, width]: [usize; 2]) -> Vec<u8> {
     codes
 }
 
-/// Zeros in the order of rows, of words that hold eight rows each.
+/// Zero points in the order of rows, from AWQ's words that hold eight rows each.
 fn awq_zeros(words: &[u32]) -> Vec<u8> {
     let mut zeros = vec![0; 8 * words.len()];
     for (word, zeros) in words.iter().zip(zeros.chunks_exact_mut(8)) {
@@ -208,7 +210,7 @@ fn awq_zeros(words: &[u32]) -> Vec<u8> {
     zeros
 }
 
-/// Zeros by rows, of words `[rows * bits / 32, groups]` whose fields are rows.
+/// Zero points by rows, from words `[rows * bits / 32, groups]` whose fields are rows.
 fn down_zeros(words: &[u32], bits: usize, rows: usize, groups: usize) -> Vec<u8> {
     let (each, mask) = (32 / bits, if bits == 4 { 15 } else { 255 });
     let zero = |row: usize, group: usize| {

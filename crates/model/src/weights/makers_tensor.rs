@@ -1,4 +1,4 @@
-//! A matrix in one of the quantization formats of checkpoints: the names of its parts, and how they are read.
+//! A matrix that the maker of a checkpoint has quantized: the names of its parts, and how they are read.
 use tunesmith_config::stored_format::{Grouped, Layout};
 
 /// A matrix in a maker's format.
@@ -8,25 +8,26 @@ pub(super) struct MakersTensor {
     pub(super) shape: [usize; 2],
     pub(super) layout: Layout,
     pub(super) kind: Kind,
-    /// Its module.
+    /// The name of its module.
     pub(super) module: String,
-    /// What its codes are called behind the module's name.
+    /// The end of the name of its codes, after the module's name.
     pub(super) codes: &'static str,
-    /// Likewise the tensors beside them.
+    /// The ends of the names of the tensors beside them, such as scales and zero points.
     pub(super) beside: Vec<&'static str>,
 }
 
 /// How its parts are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// With the name of its scales.
+    /// FP8, with the end of the name of its scales.
     Fp8(&'static str),
     Gptq(Grouped),
     Awq,
-    /// compressed-tensors, packed in words or a byte a number.
+    /// compressed-tensors, with several codes packed into a word.
     Packed,
+    /// compressed-tensors, with a byte for each code.
     Bytes,
-    /// Whether the number of the whole matrix divides the scales; else it multiplies them.
+    /// NVFP4; whether the scale of the whole matrix divides the scales of groups, or else multiplies them.
     Nvfp4(bool),
 }
 

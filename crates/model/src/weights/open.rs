@@ -1,4 +1,4 @@
-//! Opens the files of a model and holds their tensors against what its architecture needs.
+//! Opens the files of a model, and checks their tensors against those that its architecture needs.
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
@@ -19,9 +19,9 @@ const INDEX_BYTES: u64 = 64 << 20;
 
 impl WeightFiles {
     /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` names, and checks that
-    /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16, or as matrices that bitsandbytes
-    /// has quantized, or in the maker's format that `dir/config.json` describes. Stored rotary frequencies
-    /// and a tied model's `lm_head.weight` are passed over.
+    /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16, or as matrices that
+    /// bitsandbytes has quantized, or in the maker's format that `dir/config.json` describes. Stored rotary frequencies
+    /// are ignored, and so is the `lm_head.weight` of a tied model.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`], naming file, tensor, what was found and what was expected.
@@ -29,8 +29,9 @@ impl WeightFiles {
         Self::open_part(dir, expected, None)
     }
 
-    /// As [`WeightFiles::open`], of the model that `arch` describes: of a multimodal one the tensors of its language model,
-    /// by the names that this has alone. The rest stays on disk ([`WeightFiles::wrapping`]), as do heads that predict ahead.
+    /// As [`WeightFiles::open`], for the model that `arch` describes. From a multimodal model it takes the tensors of
+    /// the language model, under the names that a plain language model has. The rest stays on disk
+    /// ([`WeightFiles::wrapping`]), and so do heads that predict several tokens ahead.
     ///
     /// # Errors
     /// As there.
@@ -98,7 +99,7 @@ impl WeightFiles {
     /// Opens one file, whatever tensors it holds.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`] where the header lies about the file.
+    /// [`tunesmith_base::Kind::Model`] where the header does not fit the file.
     pub fn open_file(path: &Path) -> Result<Self> {
         let mut weights = Self::empty();
         weights.add_file(path)?;
@@ -161,7 +162,7 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// Holds the files' tensors against what the architecture needs.
+    /// Checks that the files hold exactly the expected tensors, apart from those that are ignored.
     fn check(&self, expected: &[TensorSpec], origin: &Path) -> Result<()> {
         for spec in expected {
             let Some(entry) = self.entries.get(&spec.name) else {
@@ -202,7 +203,7 @@ impl WeightFiles {
         }
     }
 
-    /// A head that is stored beside the embedding that it shares has to be its copy.
+    /// Refuses a stored head that differs from the embedding, in a model that ties the two.
     fn check_shared(&self, known: &BTreeSet<&str>) -> Result<()> {
         let (head, embedding) = ("lm_head.weight", "model.embed_tokens.weight");
         let (Some(stored), Some(shared)) = (self.entries.get(head), self.entries.get(embedding)) else { return Ok(()) };
@@ -229,7 +230,8 @@ impl WeightFiles {
     }
 }
 
-/// Stored buffers that the model computes itself, and the copy of a shared embedding. Old files of GPT-2 have causal masks.
+/// Whether a tensor is ignored: a buffer that the model computes itself (old files of GPT-2 have causal masks), or the
+/// copy of a tied head.
 fn is_passed_over(name: &str) -> bool {
     let buffers = [
         ".rotary_emb.inv_freq",
@@ -241,7 +243,8 @@ fn is_passed_over(name: &str) -> bool {
     buffers.iter().any(|buffer| name.ends_with(buffer)) || name == "lm_head.weight"
 }
 
-/// Keys and values of a block that takes those of another: Gemma 4's files have them, and no class of Transformers reads them.
+/// Whether a tensor belongs to the keys or values of a block that reuses those of another: Gemma 4's files have such
+/// tensors, and no class of Transformers reads them.
 fn is_unused_key(name: &str, known: &BTreeSet<&str>) -> bool {
     let parts = [".self_attn.k_proj.weight", ".self_attn.v_proj.weight", ".self_attn.k_norm.weight"];
     let block = parts.iter().find_map(|part| name.strip_suffix(part));
@@ -250,7 +253,8 @@ fn is_unused_key(name: &str, known: &BTreeSet<&str>) -> bool {
     block.is_some_and(|block| has(block, ".layer_scalar") && parts.iter().all(|part| !has(block, part)))
 }
 
-/// No separator and no parent: joined to a folder it stays in it.
+/// Whether a name is a plain file name, without separators and without a leading dot, so that it stays within the
+/// folder that it is joined to.
 fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }

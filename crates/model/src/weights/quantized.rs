@@ -21,13 +21,13 @@ use tunesmith_ops::quant::{BLOCKS, Eight, Format, Four, Nested, Quantized, Scale
 
 use super::write::Numbers;
 
-/// More than any state of a matrix.
+/// A limit on the size of a `quant_state`, larger than any real one.
 const STATE_BYTES: u64 = 4096;
 
-/// What a file says of a quantized matrix.
+/// How a quantized matrix is stored.
 #[derive(Debug, Clone)]
 pub(super) enum QuantizedTensor {
-    /// With the name of the tensor that says it.
+    /// 4 bits of bitsandbytes, with the name of the tensor that holds the state.
     Four(State, String),
     Eight(Vec<usize>),
     Mx(MxTensor),
@@ -47,15 +47,15 @@ impl QuantizedTensor {
     }
 }
 
-/// An expert's rows of a matrix in MXFP4.
+/// The rows of one expert in a stacked MXFP4 matrix.
 #[derive(Debug, Clone)]
 pub(super) struct MxTensor {
     /// `[rows, columns]` of the expert's matrix.
     pub(super) shape: [usize; 2],
-    /// Its bytes of codes, and of scales.
+    /// Where its codes and its scales lie in the file.
     pub(super) codes: Entry,
     pub(super) scales: Entry,
-    /// Its first row, and how many further on the next is.
+    /// Its first row, and the step to the next.
     pub(super) first: usize,
     pub(super) step: usize,
 }
@@ -66,7 +66,7 @@ impl MxTensor {
     }
 }
 
-/// Some rows of a matrix of 4 bits.
+/// Some rows of a 4-bit matrix of bitsandbytes.
 #[derive(Debug, Clone)]
 pub(super) struct RowsTensor {
     /// The name of the whole matrix, and how it is quantized.
@@ -74,12 +74,12 @@ pub(super) struct RowsTensor {
     pub(super) format: Format,
     /// `[rows, columns]` of these.
     pub(super) shape: [usize; 2],
-    /// The first row, and how many further on the next is.
+    /// The first row, and the step to the next.
     pub(super) first: usize,
     pub(super) step: usize,
 }
 
-/// The JSON beside a matrix of 4 bits.
+/// The `quant_state` that bitsandbytes stores as JSON beside a 4-bit matrix.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     quant_type: String,
@@ -109,7 +109,7 @@ impl WeightFiles {
         Ok(files)
     }
 
-    /// Finds the quantized matrices by what lies beside them.
+    /// Finds the matrices that bitsandbytes has quantized by the tensors beside them.
     pub(super) fn find_quantized(&mut self) -> Result<()> {
         let mut found = Vec::new();
         for name in self.entries.keys() {
@@ -137,7 +137,7 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// The names of what lies beside quantized matrices.
+    /// The names of all tensors that belong to quantized matrices or activations, beside the codes.
     pub(super) fn companions(&self) -> BTreeSet<String> {
         let beside = |(name, quantized): (&String, &QuantizedTensor)| -> Vec<String> {
             match quantized {
@@ -177,12 +177,12 @@ impl WeightFiles {
         Ok(state)
     }
 
-    /// How the matrices are quantized that are; nothing where none is.
+    /// The format of the quantized matrices; `None` if no matrix is quantized.
     pub fn quantization(&self) -> Option<Format> {
         self.quantized.keys().find_map(|name| self.format_of(name))
     }
 
-    /// What bitsandbytes has quantized; nothing where nothing is, or all in makers' formats.
+    /// What bitsandbytes has quantized; `None` if nothing is quantized, or only in makers' formats.
     pub fn bitsandbytes(&self) -> Option<Bitsandbytes> {
         let format = self.quantization().filter(|format| !format.is_makers())?;
         let nested = |name: &&String| self.entries.get(*name).is_some_and(|scales| scales.dtype == "U8");
@@ -397,8 +397,8 @@ fn python_json(text: &str) -> Vec<u8> {
     text.replace(':', ": ").replace(',', ", ").into_bytes()
 }
 
-/// The `quantization_config` that `config.json` needs beside such tensors. `skipped` are the modules that stayed as they
-/// were, beside the head.
+/// The `quantization_config` that `config.json` needs for such tensors. `skipped` are the modules that were left
+/// unquantized, apart from the head.
 pub fn config_json(format: Format, double: bool, skipped: &[String]) -> Value {
     let eight = format == Format::Int8;
     json!({

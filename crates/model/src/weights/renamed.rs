@@ -1,9 +1,11 @@
 //! Tensors that have other names in files than in memory in Transformers.
 //!
-//! LFM3's gate of each head is `gate_proj` in files. In Transformers' class and in adapters it is `g_proj`, and so it is here.
+//! LFM3's gate of each head is `gate_proj` in files. In Transformers' class and in adapters it is `g_proj`, and the
+//! engine uses that name.
 //!
-//! OLMo Hybrid as Transformers writes it: its tensors get the names and shapes of the first published files. There q, k and
-//! v have a convolution each, and the norms of blocks with linear attention have their own names.
+//! Files of OLMo Hybrid that Transformers has written: their tensors get the names and shapes of the first published
+//! files. There, q, k and v have a convolution each, and the norms of blocks with linear attention have their own
+//! names.
 //!
 //! Transformers' class has one convolution, `conv1d`, and one pair of names of norms. In its files, every block has the
 //! second pair of names. The convolution is cut into three equal parts, whatever the widths of q, k and v are.
@@ -15,7 +17,7 @@ const NORMS: [(&str, &str); 2] =
     [("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm")];
 
 impl WeightFiles {
-    /// Gives tensors of OLMo Hybrid's blocks the names of its first files. What has no such shape stays as it is.
+    /// Gives tensors of OLMo Hybrid's blocks the names of its first files. Tensors of another shape stay as they are.
     pub(super) fn rename_linear_attention(&mut self) {
         let blocks = |weights: &Self, end: &str| -> Vec<String> {
             weights.entries.keys().filter_map(|name| name.strip_suffix(end)).map(str::to_owned).collect()
@@ -81,8 +83,8 @@ impl WeightFiles {
     }
 }
 
-/// Stretches of `entries`, `[rows, 1, kernel]` end to end, that have these rows each: as one tensor, and its pieces. `None` where they
-/// do not have so many rows in all.
+/// Cuts `entries`, which are `[rows, 1, kernel]` and lie end to end, into three tensors with these numbers of rows.
+/// Each comes as one tensor with its pieces. `None` if the entries do not have exactly so many rows.
 fn cut(entries: &[Entry], rows: [usize; 3]) -> Option<Vec<(Entry, Vec<Entry>)>> {
     let mut left: Vec<Entry> = entries.to_vec();
     let mut parts = Vec::new();

@@ -1,4 +1,4 @@
-//! A table whose rows stay in the model's file: those that a pass looks up are read from there.
+//! An embedding table that stays in the model's file: a pass reads only the rows that it looks up.
 use super::WeightFiles;
 use crate::stack::round_to_bf16;
 use std::fs::File;
@@ -20,8 +20,8 @@ pub struct StoredRows {
 }
 
 impl StoredRows {
-    /// The table `name` of `files`, with rows of `width` numbers. `None` where the files do not hold it row by row: it is quantized, or in
-    /// pieces.
+    /// The table `name` of `files`, with rows of `width` numbers. `None` if the files do not hold it row by row,
+    /// because it is quantized or lies in pieces.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the file cannot be opened a second time.

@@ -1,4 +1,5 @@
-//! Experts that a file holds stacked, one tensor for all of a block: each expert's part gets the name that it has here.
+//! Experts that a file holds stacked, in one tensor for all experts of a block. Opening the file gives each expert's
+//! part the name that the engine has for it.
 //!
 //! gpt-oss's are transposed, and gate and up alternate (`E` experts, hidden size `H`, width `I`):
 //!
@@ -9,9 +10,10 @@
 //! mlp.experts.gate_up_proj_blocks [E, 2I, H/32, 16], _scales [E, 2I, H/32], and of down_proj [E, H, I/32, ..]: MXFP4, by rows
 //! ```
 //!
-//! Those of other families are not transposed, and the gate's rows come before the up's: `experts.gate_up_proj [E, 2I, H]` and
-//! `experts.down_proj [E, H, I]`, in Granite 4 `input_linear.weight` and `output_linear.weight`. Files of such a family may have them or
-//! separate matrices; what is written is as it was read.
+//! Those of other families are not transposed, and the gate's rows come before the up's:
+//! `experts.gate_up_proj [E, 2I, H]` and `experts.down_proj [E, H, I]`, in Granite 4 `input_linear.weight` and
+//! `output_linear.weight`. Files of such a family may have stacked tensors or separate matrices; a model is written in
+//! the form in which it was read.
 //!
 //! GPT-2's matrices are transposed too, each by itself: `[in, out]`, where the engine has `[out, in]` under the same name.
 use super::format::{Entry, View};
@@ -25,11 +27,11 @@ use tunesmith_ops::quant::{Four, MX_BLOCK, Quantized};
 /// A part of an expert: its name, its first column or row in the stacked tensor, and the step to the next.
 type Part = (&'static str, usize, usize);
 
-/// A stacked tensor, by the end of its name, and what an expert has of it.
+/// A stacked tensor: the end of its name, and the parts that an expert has in it.
 type Stacked = (&'static str, &'static [Part]);
 
-/// The stacked tensors of a block's experts, by the end of their names; of each what an expert's parts are called, and the first
-/// column or row of a part and the step to the next.
+/// gpt-oss's stacked tensors, by the ends of their names. For each: the names of an expert's parts, the first column or
+/// row of a part, and the step to the next.
 const STACKED: [Stacked; 4] = [
     ("gate_up_proj", &[("gate_proj.weight", 0, 2), ("up_proj.weight", 1, 2)]),
     ("down_proj", &[("down_proj.weight", 0, 1)]),
@@ -40,15 +42,15 @@ const STACKED: [Stacked; 4] = [
 /// Stands for the number of a block in [`IN_ROWS`].
 const BLOCK: &str = "0";
 
-/// Tensors of all experts of a block, whose rows lie as they are.
+/// Stacked tensors that are not transposed: the rows of an expert lie as in its own matrix.
 struct InRows {
-    /// The last part of the module that has the experts.
+    /// The last part of the name of the module that has the experts.
     feed: &'static str,
-    /// Their names within it, and what an expert's parts of each are called, which lie one after the other.
+    /// The names of the two tensors within it. For each: the names of an expert's parts, which lie one after the other.
     tensors: [(&'static str, &'static [&'static str]); 2],
 }
 
-/// What experts are called whose matrices are stacked under the names that Transformers 5 has in memory.
+/// A family whose files have the stacked names that Transformers 5 uses in memory.
 const fn usual(feed: &'static str, gate_up: &'static [&'static str], down: &'static [&'static str]) -> InRows {
     InRows { feed, tensors: [("experts.gate_up_proj", gate_up), ("experts.down_proj", down)] }
 }
@@ -75,7 +77,7 @@ impl InRows {
     }
 }
 
-/// The module of the experts, and the parts of a stacked tensor whose rows lie as they are.
+/// For a stacked tensor that is not transposed: the module of the experts, and the names of an expert's parts.
 fn of_rows(name: &str) -> Option<(String, &'static [&'static str])> {
     IN_ROWS.iter().find_map(|rows| {
         rows.tensors.iter().find_map(|(end, parts)| {
@@ -85,7 +87,7 @@ fn of_rows(name: &str) -> Option<(String, &'static [&'static str])> {
     })
 }
 
-/// The stacked tensors that a part of an expert belongs to, or may.
+/// The stacked tensor that a part of an expert belongs to, in files that stack experts.
 fn stacked_of(name: &str) -> Option<String> {
     let (module, rest) = name.rsplit_once(".experts.")?;
     let (_, part) = rest.split_once('.')?;
@@ -99,7 +101,7 @@ fn are_gpt_oss(experts: &str, has: impl Fn(&str) -> bool) -> bool {
     experts.strip_suffix(".experts").is_some_and(|feed| has(&format!("{feed}.router.weight")))
 }
 
-/// An expert's stretch of a tensor of so many.
+/// The part of a stacked tensor that belongs to one of `count` experts.
 fn stretch(entry: &Entry, expert: usize, count: usize, shape: Vec<usize>) -> Entry {
     let bytes = (entry.end - entry.begin) / count as u64;
     let begin = entry.begin + bytes * expert as u64;
@@ -130,7 +132,7 @@ pub(super) fn is_transposed(name: &str) -> bool {
     rest.is_some_and(|rest| TRANSPOSED.contains(&rest))
 }
 
-/// More experts than any model has in a block.
+/// A limit on the experts of a block, larger than that of any real model.
 const MAX_EXPERTS: usize = 1 << 16;
 
 /// The block of a tensor of its experts, and what follows `mlp.experts.`.
@@ -139,7 +141,7 @@ fn of_experts(name: &str) -> Option<(&str, &str)> {
 }
 
 impl WeightFiles {
-    /// Gives the parts of gpt-oss's stacked tensors names of their own. What has no such shape stays as it is.
+    /// Gives the parts of stacked tensors the engine's names. Tensors of another shape stay as they are.
     pub(super) fn unstack(&mut self) {
         let stacked: Vec<String> = self.entries.keys().filter(|name| is_stacked(name)).cloned().collect();
         for name in stacked {
@@ -163,7 +165,8 @@ impl WeightFiles {
         self.transpose();
     }
 
-    /// Reads matrices that the files hold transposed as the engine has them. What is quantized never is.
+    /// Lets matrices that the files hold transposed be read as the engine has them. Quantized matrices are never
+    /// transposed.
     fn transpose(&mut self) {
         let names: Vec<String> = self.entries.keys().filter(|name| is_transposed(name)).cloned().collect();
         for name in names.into_iter().filter(|name| !self.quantized.contains_key(name)) {
@@ -176,7 +179,7 @@ impl WeightFiles {
         }
     }
 
-    /// As [`WeightFiles::unstack`], of tensors whose rows lie as they are.
+    /// As [`WeightFiles::unstack`], for stacked tensors that are not transposed.
     fn unstack_rows(&mut self) {
         let stacked: Vec<String> = self.entries.keys().filter(|name| of_rows(name).is_some()).cloned().collect();
         for name in stacked {
@@ -201,12 +204,12 @@ impl WeightFiles {
         }
     }
 
-    /// Whether a tensor is a part of a stacked one whose rows lie as they are.
+    /// Whether a tensor is a part of a stacked one that is not transposed.
     pub(super) fn is_of_rows(&self, name: &str) -> bool {
         stacked_of(name).is_some_and(|stacked| self.stacking.0.contains(&stacked))
     }
 
-    /// Which experts they hold stacked.
+    /// Which experts the files hold stacked.
     pub const fn stacking(&self) -> &Stacking {
         &self.stacking
     }
@@ -303,7 +306,7 @@ impl WeightFiles {
         written
     }
 
-    /// Whether a tensor is an expert's part of a quantized matrix, which another name has as a whole.
+    /// Whether a tensor is an expert's part of a quantized matrix that the files hold as a whole under another name.
     pub(super) fn is_part(&self, name: &str) -> bool {
         matches!(self.quantized.get(name), Some(QuantizedTensor::Mx(_) | QuantizedTensor::Rows(_)))
     }
@@ -322,13 +325,13 @@ impl WeightFiles {
     }
 }
 
-/// Which stacked tensors of experts files hold whose rows lie as they are: what is written is as it was read, or as Transformers
-/// reads it.
+/// Which stacked, not transposed tensors of experts the files hold, so that a model is written in the form in which it
+/// was read, or as Transformers reads it.
 #[derive(Debug, Clone, Default)]
 pub struct Stacking(BTreeSet<String>);
 
 impl Stacking {
-    /// Of no such tensor: each matrix is by itself.
+    /// No stacked tensors: each matrix is stored by itself.
     pub const NONE: &Self = &Self(BTreeSet::new());
 
     /// For a model without files: the experts of a family that Transformers reads only stacked.
@@ -341,7 +344,7 @@ impl Stacking {
         Self(StackedTensor::in_rows(shapes).into_iter().map(|stacked| stacked.name).collect())
     }
 
-    /// The stacked tensors that a folder has in the place of some of `tensors`, which are names and shapes.
+    /// The stacked tensors that take the place of some of `tensors` (names and shapes) when the model is written.
     pub fn again<'a>(&self, tensors: impl Iterator<Item = (&'a str, &'a [usize])> + Clone) -> Vec<StackedTensor> {
         let in_rows = StackedTensor::in_rows(tensors.clone()).into_iter().filter(|it| self.0.contains(&it.name));
         let transposed = StackedTensor::transposed(tensors.clone());
@@ -356,9 +359,9 @@ pub struct StackedTensor {
     pub name: String,
     /// Its shape in the files; the first size is the number of experts.
     pub shape: Vec<usize>,
-    /// Of each expert the names of its parts here.
+    /// For each expert, the engine's names of its parts.
     pub experts: Vec<Vec<String>>,
-    /// Whether the parts lie one after the other, as they are; else they are transposed and lie in turn.
+    /// Whether the parts lie one after the other, not transposed; otherwise they are transposed and alternate.
     in_rows: bool,
 }
 
@@ -386,7 +389,7 @@ impl StackedTensor {
         blocks.flat_map(|block| STACKED.iter().map(move |stacked| (block, stacked))).filter_map(tensor).collect()
     }
 
-    /// As [`StackedTensor::of`], as Transformers holds the experts of all other families.
+    /// As [`StackedTensor::of`], in the form in which Transformers stacks the experts of all other families.
     pub fn in_rows<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<Self> {
         let shapes: BTreeMap<&str, &[usize]> = tensors.collect();
         let is_gpt_oss = |experts: &str| are_gpt_oss(experts, |router| shapes.contains_key(router));
@@ -423,7 +426,7 @@ impl StackedTensor {
         is_transposed(&self.name)
     }
 
-    /// One expert's numbers as they are stored, given those of its parts.
+    /// One expert's values in the order in which the stacked tensor stores them, given the values of its parts.
     pub fn joined(&self, parts: &[Vec<f32>]) -> Vec<f32> {
         if self.in_rows {
             return parts.concat();

@@ -13,7 +13,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, Naming, is_beside, is_decoders};
 use tunesmith_config::stored_format::StoredFormat;
 
-/// What a multimodal checkpoint has that its language model alone has not.
+/// What a multimodal checkpoint has beyond its language model: names of its own, and other tensors.
 #[derive(Debug, Clone)]
 pub struct Wrapping {
     naming: Option<Naming>,
@@ -21,18 +21,18 @@ pub struct Wrapping {
 }
 
 impl Wrapping {
-    /// Of a model without files, whose family has names of its own; `None` for other families.
+    /// For a model without files whose family has its own names of tensors; `None` for other families.
     pub fn drawn(arch: &Arch) -> Option<Self> {
         let naming = arch.module_names.naming.filter(|_| arch.wrapper.is_none())?;
         Some(Self { naming: Some(naming), others: Arc::new(WeightFiles::empty()) })
     }
 
-    /// Of files in which nothing is a language model's.
+    /// For files that hold no part of a language model.
     pub fn of(others: WeightFiles) -> Self {
         Self { naming: None, others: Arc::new(others) }
     }
 
-    /// What is beside the language model, by the names in the files.
+    /// The tensors beside the language model, under their names in the files.
     pub fn files(&self) -> &WeightFiles {
         &self.others
     }
@@ -42,7 +42,8 @@ impl Wrapping {
         self.others.dtype(stored)
     }
 
-    /// The name of a tensor in the files: of the language model's, or one of encoder or connector by its name in Transformers 5.
+    /// The name in the files of a tensor of the language model, or of a tensor of encoder or connector that is given by
+    /// its name in Transformers 5.
     pub fn stored_name(&self, name: &str) -> String {
         if is_beside(name) {
             let alike = |stored: &&String| plain_beside(stored) == plain_beside(name);
@@ -56,8 +57,8 @@ impl Wrapping {
         self.others.entries.contains_key(stored)
     }
 
-    /// Whether there are heads that predict several tokens at once, which know the model as it was: `mtp.*`, or blocks behind the
-    /// last one.
+    /// Whether there are heads that predict several tokens ahead: `mtp.*`, or blocks after the last one. They were
+    /// trained for the model as it was before fine-tuning.
     pub fn predicts_ahead(&self) -> bool {
         self.others.entries.keys().any(|name| name.starts_with("mtp.") || block_of(name).is_some())
     }
@@ -76,8 +77,9 @@ impl Wrapping {
         self.others.entries.keys().map(top).collect()
     }
 
-    /// The tensors beside the language model, for [`Wrapping::write`]: as they are, but quantized matrices, which are widened, since
-    /// what is written with them is not quantized. With `keeps`, those in a maker's format stay as they are.
+    /// The tensors beside the language model, for [`Wrapping::write`]. They are copied as they are, but quantized
+    /// matrices are widened, since what is written with them is not quantized. With `keeps`, matrices in a maker's
+    /// format stay as they are.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: one is of a dtype that is not known here.
@@ -108,7 +110,7 @@ impl Wrapping {
         rest.chain(stored.into_iter().map(|part| Ok((part.name, part.shape, part.numbers)))).collect()
     }
 
-    /// Writes one of [`Wrapping::tensors`], 1 MiB at a time where it is copied.
+    /// Writes one of [`Wrapping::tensors`]; a copied one 1 MiB at a time.
     ///
     /// # Errors
     /// The file's or the writer's.
@@ -150,9 +152,9 @@ const RENAMED: [(&str, &str); 8] = [
     (".output.dense.", ".mlp.fc2."),
 ];
 
-/// What all of a tensor's names beside the language model have in common: checkpoints have the tower with and without
-/// `vision_model.`, and the whole with and without `model.`. An encoder beside a decoder that reads it by cross-attention has its
-/// own file's names.
+/// A normal form of the names that a tensor beside the language model may have: checkpoints have the tower with and
+/// without `vision_model.`, and the whole with and without `model.`. An encoder beside a decoder that reads it by
+/// cross-attention has the names of its own file.
 fn plain_beside(name: &str) -> String {
     if name.starts_with("encoder.") {
         return RENAMED.iter().fold(name.to_owned(), |name, (stored, plain)| name.replacen(stored, plain, 1));
@@ -161,7 +163,8 @@ fn plain_beside(name: &str) -> String {
 }
 
 impl WeightFiles {
-    /// Opens a file of weights that a run has saved: of a multimodal model those of its language model.
+    /// Opens a file of weights that a run has saved. From a multimodal model it takes the tensors of the language
+    /// model.
     ///
     /// # Errors
     /// As [`WeightFiles::open_file`].
@@ -173,17 +176,18 @@ impl WeightFiles {
         Ok(weights)
     }
 
-    /// The tensors beside the language model, of a multimodal checkpoint, by their names in the files.
+    /// The tensors beside the language model of a multimodal checkpoint, under their names in the files.
     pub(crate) fn beside(&self) -> Option<Arc<Self>> {
         self.others.clone()
     }
 
-    /// What the language model is wrapped in, of a multimodal checkpoint.
+    /// What surrounds the language model in a multimodal checkpoint; `None` for a plain language model.
     pub fn wrapping(&self) -> Option<Wrapping> {
         Some(Wrapping { naming: self.naming, others: Arc::clone(self.others.as_ref()?) })
     }
 
-    /// Takes out what is no part of a language model, and gives what is the names that it has alone.
+    /// Removes and returns the tensors that are no part of a language model, and gives the others the names that a
+    /// plain language model has.
     pub(super) fn unwrap_model(&mut self) -> BTreeMap<String, Entry> {
         let naming = Naming::find(&|name| self.entries.contains_key(name));
         self.naming = naming.map(Naming::written);
@@ -201,7 +205,8 @@ impl WeightFiles {
         others
     }
 
-    /// Takes out heads that predict several tokens at once, of a model with so many blocks: `mtp.*`, and blocks behind the last one.
+    /// Removes and returns heads that predict several tokens ahead, in a model with `blocks` blocks: `mtp.*`, and
+    /// blocks after the last one.
     pub(super) fn take_ahead(&mut self, blocks: usize) -> BTreeMap<String, Entry> {
         let ahead = |name: &str| name.starts_with("mtp.") || block_of(name).is_some_and(|block| block >= blocks);
         let names: Vec<String> = self.entries.keys().filter(|name| ahead(name)).cloned().collect();
@@ -212,7 +217,7 @@ impl WeightFiles {
         taken.collect()
     }
 
-    /// Keeps entries that are no part of the language model.
+    /// Keeps entries that are no part of the language model ([`WeightFiles::wrapping`]).
     pub(super) fn put_aside(&mut self, others: BTreeMap<String, Entry>, format: Option<&StoredFormat>) -> Result<()> {
         let open = |(path, file): &(PathBuf, File)| {
             let file = file.try_clone().map_err(|error| Error::io("open", path, &error))?;

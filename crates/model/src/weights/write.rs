@@ -1,4 +1,4 @@
-//! Streams tensors into a safetensors file.
+//! Writes safetensors files as a stream, without a copy of the tensors in memory.
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
@@ -19,9 +19,10 @@ pub enum Numbers<'a> {
     U8(Slice<'a, u8>),
     /// The bits of I8 numbers.
     I8(&'a [u8]),
-    /// This many numbers, rounded to this dtype, which the caller of [`write_numbers_by`] writes in their turn.
+    /// This many floats, which the `later` function of [`write_numbers_by`] writes in this dtype when it is their turn.
     Fetched(usize, Dtype),
-    /// This many numbers of this dtype, which the caller of [`write_numbers_by`] writes in their turn.
+    /// This many numbers of any dtype, whose bytes the `later` function of [`write_numbers_by`] writes when it is their
+    /// turn.
     Elsewhere(usize, &'static str),
 }
 
@@ -88,8 +89,7 @@ pub fn write_safetensors_to(
     write_numbers_to(writer, &numbers, metadata)
 }
 
-/// Streams tensors by falling width of their numbers, then by name, as the Python library writes them, through a buffer of
-/// 1 MiB.
+/// Streams tensors through a buffer of 1 MiB, in the order of the Python library: wider dtypes first, then by name.
 ///
 /// # Errors
 /// The writer's; `InvalidInput` where two tensors have one name or a shape does not fit its values.
