@@ -73,9 +73,9 @@ impl Block {
         })
     }
 
-    /// `[tokens, hidden]` to `[rows, hidden]`: the rows are all tokens, unless `rows.outputs` picks some. Between
-    /// blocks of several streams `hidden` is the width of all. With `whole`, what is kept includes what backward could
-    /// recompute at little cost.
+    /// From `[tokens, hidden]` to `[rows, hidden]`. The rows are all tokens, unless `rows.outputs` picks some. Between
+    /// blocks of several streams, `hidden` is the width of all streams. With `whole`, what is kept includes what
+    /// backward could recompute at little cost.
     pub fn forward(
         &self,
         pass: &Pass<'_>,

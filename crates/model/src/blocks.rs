@@ -29,8 +29,9 @@ use tunesmith_ops::narrow::{Half, Narrow};
 pub struct Blocks {
     /// From the lowest to the highest.
     all: Vec<Block>,
-    /// The segment of the first block ([`Shards`], [`Params::segment`]); those of the others follow. Without one all are in a
-    /// segment that the caller opens, gathers and closes: an encoder's are in the embedding's.
+    /// The segment of the first block ([`Shards`], [`Params::segment`]); those of the others follow. `None` where all
+    /// blocks are in one segment, which the caller opens, gathers and closes: those of an image encoder are in the
+    /// embedding's segment.
     first_segment: Option<usize>,
     /// The lowest block that trains anything: backward stops there.
     lowest: usize,
@@ -295,7 +296,7 @@ impl Blocks {
     /// closes each block's segment in `grads`.
     ///
     /// # Errors
-    /// As [`Blocks::forward`], and those of whoever takes the gradients.
+    /// As [`Blocks::forward`], and those of the collector that takes the gradients ([`super::grads::Collector`]).
     pub fn backward(
         &self,
         walk: &Walk<'_>,

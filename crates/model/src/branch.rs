@@ -111,20 +111,20 @@ pub struct Saved<T = Activation> {
 enum PartSaved<T> {
     /// With what its output projection keeps.
     Attention(attention::Saved<T>, Option<linear::Saved<T>>),
-    /// Likewise.
+    /// With what its output projection keeps.
     CrossAttention(cross_attention::Saved<T>, Option<linear::Saved<T>>),
-    /// Likewise.
+    /// With what its output projection keeps.
     DeltaNet(delta_net::Saved<T>, Option<linear::Saved<T>>),
-    /// Likewise.
+    /// With what its output projection keeps.
     ShortConv(short_conv::Saved<T>, Option<linear::Saved<T>>),
-    /// Likewise.
+    /// With what its output projection keeps.
     Mamba(mamba::Saved<T>, Option<linear::Saved<T>>),
-    /// With what `down` keeps, and what it took, where that is kept.
+    /// With what `down` keeps, and the input of `down`, where that is kept.
     Mlp(mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
-    /// Likewise.
+    /// With what `fc2` keeps, and the input of `fc2`, where that is kept.
     Plain(plain_mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     Experts(moe::Saved<T>),
-    /// Nothing: backward computes the branch again, tile by tile.
+    /// Nothing: backward recomputes the branch, tile by tile.
     Again,
     MlpAndExperts(Box<mlp_and_experts::Saved<T>>),
     /// With what its projection keeps.

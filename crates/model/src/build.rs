@@ -49,18 +49,18 @@ pub(super) struct Builder<'a> {
     pub(super) interleaves: Option<Number>,
     /// Whether the head is quantized (`gen.quantize_head`); a trained head never is.
     quantizes_head: bool,
-    /// As [`expert_pools`] makes them.
+    /// The pools of experts' activations, which [`expert_pools`] makes.
     pub(super) expert_pools: [Arc<Pool>; 2],
 }
 
 /// How a model is loaded, other than for training.
 #[derive(Default)]
 struct Load<'a> {
-    /// As [`Model::on_counted`] says.
+    /// The names of tensors that are float32 on a device that only counts ([`Model::on_counted`]).
     float32: Option<&'a BTreeSet<String>>,
-    /// As [`Builder`] says.
+    /// The type for which matrices are rearranged ([`Builder::interleaves`]).
     interleaves: Option<Number>,
-    /// As [`Builder`] says.
+    /// Whether the head is quantized ([`Builder::quantizes_head`]).
     quantizes_head: bool,
 }
 
@@ -135,8 +135,8 @@ impl Model {
         Self::load_to(gpu.device(), source, None, Shards::default(), load)
     }
 
-    /// As [`Model::load_on`]. Matrices that were quantized before are taken from `cache`, and others are kept there. Each
-    /// segment goes to `shards` as soon as it is read, so that no rank holds the whole model where ranks shard it.
+    /// As [`Model::load_on`]. Quantized matrices are read from `cache` if it has them, and written there otherwise.
+    /// Each segment goes to `shards` as soon as it is read, so that no rank holds the whole model where ranks shard it.
     ///
     /// # Errors
     /// As [`Model::load_on`].

@@ -30,7 +30,8 @@ impl Builder<'_> {
     /// activations for backward.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: a decoder that is not of this encoder's model; those of the weights.
+    /// [`tunesmith_base::Kind::Model`]: the decoder does not belong to this encoder's model, or a tensor cannot be
+    /// read.
     pub(crate) fn vision(&mut self, arch: &VisionArch, decoder: &Arch, narrow: Option<Half>) -> Result<Vision> {
         fits(arch, decoder)?;
         let inner: Vec<usize> = arch.deepstack.iter().map(|deep| deep.block).collect();

@@ -13,7 +13,7 @@ impl Builder<'_> {
     /// The projector, and the encoder unless images come as `latents` that were computed before.
     ///
     /// # Errors
-    /// Those of the weights.
+    /// A tensor cannot be read.
     pub(super) fn world(&mut self, spec: &Arc<spec::World>, latents: bool) -> Result<World> {
         let encoder = (!latents).then(|| self.latent_encoder(&spec.encoder)).transpose()?;
         let projector = self.connector(&spec.projector)?;

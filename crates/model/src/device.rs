@@ -84,8 +84,8 @@ pub fn chosen(choice: DeviceChoice, device: Device) -> Option<String> {
     }
 }
 
-/// The type of a GPU's activations, and of the operands of products: `train.bf16` and `train.fp16` choose one of 16 bits. The CPU
-/// multiplies in float32 unless that is bfloat16 and it has the instruction.
+/// The type of a GPU's activations, and of the operands of matrix products: 16 bits with `train.bf16` or `train.fp16`,
+/// else float32. The CPU multiplies in float32, except in bfloat16 if the processor has the instruction.
 pub(crate) const fn number(config: &Config) -> Number {
     match (config.train.bf16, config.train.fp16) {
         (true, _) => Number::Bf16,
@@ -99,8 +99,8 @@ pub(crate) fn pool(device: Device, config: &Config) -> Arc<Pool> {
     typed(Pool::on(device), config)
 }
 
-/// Pools for experts' activations: of all blocks but the last, and of the last, which may compute fewer tokens. Blocks are computed
-/// one after the other, so that they can use the same memory.
+/// Two pools for experts' activations: one for all blocks but the last, and one for the last block, which may compute
+/// fewer tokens. Blocks are computed one after the other, so that they can use the same memory.
 pub(crate) fn expert_pools(device: Device, config: &Config) -> [Arc<Pool>; 2] {
     [(); 2].map(|()| typed(Pool::stepped_on(device), config))
 }

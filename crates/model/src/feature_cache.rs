@@ -206,7 +206,7 @@ impl FeatureCache {
     }
 }
 
-/// The features of a picture in a file.
+/// The features of an image in one file, checked against their digest.
 fn read_from(file: &WeightFiles, content: &str, count: usize) -> Result<Vec<f32>> {
     let mut values = vec![0.0; count];
     let mut digest = [0; 32];

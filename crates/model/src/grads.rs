@@ -33,7 +33,7 @@ pub trait Collector<'g> {
     /// Takes the final gradients from flat place `start` on. Segments come from the last to the first.
     ///
     /// # Errors
-    /// The collector's own; they end the pass.
+    /// Any error of the collector; it ends the pass.
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()>;
 }
 
@@ -41,7 +41,7 @@ pub trait Collector<'g> {
 pub struct Grads<'g> {
     windows: Vec<Window<'g>>,
     collector: Option<Box<dyn Collector<'g> + 'g>>,
-    /// The collector has the gradients from here on.
+    /// The collector has the gradients from this flat place on.
     closed: usize,
 }
 
@@ -110,7 +110,7 @@ impl<'g> Grads<'g> {
     /// Says that backward has left the segment at `range`: its gradients are final and go to the collector.
     ///
     /// # Errors
-    /// The collector's.
+    /// An error of [`Collector::take`].
     pub fn close(&mut self, range: &Range<usize>) -> Result<()> {
         let at = self.windows.iter().position(|window| window.covers(range) && !range.is_empty());
         let (Some(collector), Some(at)) = (&mut self.collector, at) else { return Ok(()) };
@@ -130,7 +130,7 @@ impl<'g> Grads<'g> {
     /// Does nothing if the segment was closed before.
     ///
     /// # Errors
-    /// The collector's.
+    /// An error of [`Collector::take`].
     pub fn pass_over(&mut self, range: &Range<usize>) -> Result<()> {
         if range.start >= self.closed {
             return Ok(());
@@ -142,7 +142,7 @@ impl<'g> Grads<'g> {
     /// Ends the pass, complete or not: gradients of open segments go to the collector, the last segment first.
     ///
     /// # Errors
-    /// The collector's.
+    /// An error of [`Collector::take`].
     pub fn finish(mut self) -> Result<()> {
         let Some(mut collector) = self.collector.take() else { return Ok(()) };
         self.windows.retain(|window| window.end() > window.start);

@@ -51,8 +51,9 @@ pub fn is_norm_or_bias(name: &str) -> bool {
     module.is_some_and(is_norm) || is_bias(name)
 }
 
-/// Whether Hugging Face's `Trainer` decays a tensor: all but norms and biases, and the norm behind Nemotron-H's blocks. Its name is
-/// `norm_f`, which the patterns of `get_decay_parameter_names` miss, and its class is not `LayerNorm`.
+/// Whether Hugging Face's `Trainer` applies weight decay to a tensor: to all but norms and biases. The norm after
+/// Nemotron-H's blocks decays too: the patterns of `get_decay_parameter_names` miss its name, `norm_f`, and its class
+/// is not `LayerNorm`.
 pub fn decays(name: &str) -> bool {
     !is_norm_or_bias(name) || name.ends_with(".norm_f.weight")
 }

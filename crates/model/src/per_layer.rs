@@ -5,8 +5,9 @@
 //! e = (norm(c P x) + s E[tokens]) / sqrt(2)       c = hidden^-1/2, s = width^1/2, x the stream's embedding
 //! ```
 //!
-//! with a table `E [vocabulary, blocks * width]` and a norm over each block's `width` features. A block gates its own, projects them
-//! and adds them to the stream: [`PerLayerGate`]. Transformers, `Gemma4TextModel.project_per_layer_inputs`.
+//! with a table `E [vocabulary, blocks * width]` and a norm over each block's `width` features. A block gates its own
+//! embeddings, projects them, and adds them to the stream: [`PerLayerGate`]. Transformers,
+//! `Gemma4TextModel.project_per_layer_inputs`.
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::norm::Norm;

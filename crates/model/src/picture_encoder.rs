@@ -29,7 +29,7 @@ impl PictureEncoder {
     /// Loads encoder and connector of `arch.vision` as a model of this configuration has them.
     ///
     /// # Errors
-    /// As [`crate::Model::load`]; [`tunesmith_base::Kind::Model`] where the architecture sees no pictures.
+    /// As [`crate::Model::load`]; [`tunesmith_base::Kind::Model`] where the architecture has no image encoder.
     pub fn load(
         arch: &Arch,
         weights: Option<&WeightFiles>,
@@ -48,7 +48,7 @@ impl PictureEncoder {
     /// [`features_shape`](tunesmith_config::vision::VisionArch::features_shape) says, on the host.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: the encoder cannot read such a picture; [`tunesmith_base::Kind::Memory`].
+    /// [`tunesmith_base::Kind::Data`]: the encoder cannot read such an image; [`tunesmith_base::Kind::Memory`].
     pub fn encode(&self, pixels: &Pixels) -> Result<Vec<f32>> {
         let pass = Pass { values: self.params.values().into(), pool: &self.pool, balance: None, dropout: None };
         memory::guarded(|| self.vision.features(&pass, pixels, self.features))

@@ -89,7 +89,8 @@ pub fn held(arch: &Arch, config: &Config, weights: &WeightFiles) -> Result<Optio
     Ok(resolve(arch, config, Some(weights))?.map(|how| Held { how, skip: skip() }))
 }
 
-/// The matrices that a run holds in its own format, if it has one: [`matrices`], less those that bitsandbytes left dense.
+/// The matrices that a quantized run holds in its format: [`matrices`] without those that bitsandbytes left
+/// unquantized.
 ///
 /// # Errors
 /// As [`matrices`].
@@ -101,7 +102,8 @@ pub fn coded(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Res
     Ok(coded)
 }
 
-/// The matrices that can be quantized: those of linear layers and experts, less the head and what the configuration names.
+/// The matrices that can be quantized: those of linear layers and experts, without the head and without what `skip`
+/// names.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: an entry of `model.quantization_skip_modules` names nothing.

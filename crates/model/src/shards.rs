@@ -100,8 +100,8 @@ impl Peers for Alone {
     }
 }
 
-/// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers, with
-/// `on_host` in the host's memory; the weights give up theirs and point to the segment.
+/// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their values, in
+/// the host's memory if `on_host`. The weights give up their values and point to the segment.
 fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device, on_host: bool) -> Arc<Segment> {
     // What a GPU leaves on the host is not sharded: every rank keeps it there.
     let is_frozen = |weight: &&mut Weight| match weight {

@@ -37,7 +37,7 @@ impl Source<'_> {
     /// The values of a base tensor, with finished adapters merged in.
     ///
     /// # Errors
-    /// The files', or an adapter that does not fit.
+    /// Those of [`WeightFiles::read_into`] and of [`Stack::apply`].
     pub fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
         let seed = self.config.train.seed;
         let vision = if is_beside(name) { VisionFiles::open(self.arch, self.weights, seed)? } else { None };
@@ -53,7 +53,7 @@ impl Source<'_> {
     /// values are rounded as they are in memory.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Source::values`].
     pub fn frozen_values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let mut values = self.values(name, shape.iter().product())?;
         if self.rounds(name, shape) {
@@ -73,7 +73,7 @@ impl Source<'_> {
     /// device, of which the host holds only a few MiB at a time.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Source::values`].
     pub(super) fn placed(&self, name: &str, count: usize, device: Device) -> Result<FloatBuffer> {
         let Some(files) = self.stored(name, count) else { return Ok(placed(self.values(name, count)?, device)) };
         let mut values = FloatBuffer::zeros(device, count);
@@ -207,7 +207,7 @@ impl Tensors<'_> {
     /// A table that stays in the model's files, whose rows are read when they are looked up: `train.offload_embedding` on the CPU.
     ///
     /// # Errors
-    /// The files'.
+    /// The file cannot be opened a second time ([`StoredRows::of`]).
     pub(super) fn stored_rows(&self, name: &str) -> Result<Option<StoredRows>> {
         let Source { arch, config, .. } = self.source;
         let stays = self.device == Device::Cpu && self.offloaded.iter().any(|it| it == name);

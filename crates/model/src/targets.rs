@@ -154,7 +154,8 @@ impl Targets {
     }
 
     /// The tensors that are trained in full beside the adapters: those of every module whose name ends with an entry of
-    /// `modules_to_save` (PEFT's rule: without regard to dots). A head that shares the embedding's matrix is the embedding.
+    /// `modules_to_save`. As in PEFT, the end need not begin after a dot. For a head that shares the embedding's
+    /// matrix, that matrix is the embedding.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: an entry matches nothing, unless it is of an adapter's file, or cannot be trained yet.

@@ -14,7 +14,7 @@ use tunesmith_config::vision::{VisionArch, WORLD_ENCODER, WORLD_PROJECTOR, WORLD
 #[derive(Debug)]
 pub struct VisionFiles {
     files: Option<Arc<WeightFiles>>,
-    /// Those of a second encoder.
+    /// The files of a second encoder.
     world: Option<Arc<WeightFiles>>,
     /// The name in the files for each name in the whole model; `None` for a tensor that is drawn.
     stored: BTreeMap<String, Option<String>>,
@@ -70,7 +70,7 @@ impl VisionFiles {
     /// The values of a tensor.
     ///
     /// # Errors
-    /// The files'.
+    /// The tensor cannot be read, as in [`WeightFiles::read_into`].
     pub fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
         let Some((files, stored)) = self.place(name) else { return Ok(self.drawn(name, count)) };
         let mut values = vec![0.0; count];
@@ -109,7 +109,7 @@ impl VisionFiles {
     /// The values of a tensor in bfloat16, where the files have it.
     ///
     /// # Errors
-    /// The files'.
+    /// The tensor cannot be read, as in [`WeightFiles::read_into`].
     pub fn read_bf16(&self, name: &str, count: usize) -> Result<Option<Vec<bf16>>> {
         let Some((files, stored)) = self.place(name) else { return Ok(None) };
         let mut values = vec![bf16::ZERO; count];

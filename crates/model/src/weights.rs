@@ -133,7 +133,7 @@ impl WeightFiles {
     /// Fills `out` with the numbers of a tensor that is not quantized from `first` on, as [`WeightFiles::read_into`].
     ///
     /// # Errors
-    /// As there; the tensor has fewer numbers.
+    /// As [`WeightFiles::read_into`]; the tensor has fewer numbers.
     pub fn read_part_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let (entry, dtype) = self.readable(name)?;
         if let Some(pieces) = self.pieces.get(name) {
@@ -174,7 +174,7 @@ impl WeightFiles {
     /// MiB at a time.
     ///
     /// # Errors
-    /// As there.
+    /// As [`WeightFiles::read_into`].
     pub fn read_to(&self, name: &str, out: FloatsMut<'_>) -> Result<()> {
         let device = out.device();
         if device == Device::Cpu {
@@ -193,7 +193,7 @@ impl WeightFiles {
     /// As [`WeightFiles::read_to`], rounded to bfloat16 where the file is more precise.
     ///
     /// # Errors
-    /// As there.
+    /// As [`WeightFiles::read_into`].
     pub fn read_bf16_to(&self, name: &str, out: SliceMut<'_, bf16>) -> Result<()> {
         if self.quantized.contains_key(name) {
             let matrix = self.read_quantized(name)?;
@@ -253,7 +253,7 @@ impl WeightFiles {
     /// Fills `out` with the bytes of a tensor from `first` on, as [`WeightFiles::read_bytes_into`].
     ///
     /// # Errors
-    /// As there; the tensor has fewer bytes.
+    /// As [`WeightFiles::read_bytes_into`]; the tensor has fewer bytes.
     pub fn read_part_of_bytes_into(&self, name: &str, first: usize, out: &mut [u8]) -> Result<()> {
         let Some(entry) = self.entries.get(name).filter(|entry| entry.dtype == "U8") else {
             return Err(Error::model(format!("no tensor {name:?} of bytes (U8)")));

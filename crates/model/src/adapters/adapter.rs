@@ -135,14 +135,14 @@ pub trait Attach {
     /// The module's weight `[out_features, in_features]` in f32, before it is quantized.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The weight cannot be read.
     fn values(&self) -> Result<Vec<f32>>;
 
     /// The module's weight as the model holds it (perhaps quantized), and the buffer of trained values, where the
     /// weight lies if it is trained itself.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The weight cannot be read.
     fn base(&mut self) -> Result<(&Weight, Floats<'_>)>;
 
     /// Replaces the module's weight, for initializations that change the base (`PiSSA`, `LoftQ`).
@@ -158,7 +158,7 @@ pub trait Attach {
     /// Sets the values that the adapter's next tensor starts with. Returns its place among the trained values.
     ///
     /// # Errors
-    /// The base cannot be read, whose values come first; [`tunesmith_base::Kind::Model`]: the tensor has another number of
-    /// values.
+    /// The base, whose values come first, cannot be read; [`tunesmith_base::Kind::Model`]: the tensor has another
+    /// number of values.
     fn push(&mut self, values: &[f32]) -> Result<Range<usize>>;
 }

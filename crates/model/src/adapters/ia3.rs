@@ -1,5 +1,5 @@
 //! (IA)³ (Liu et al., 2022) trains a factor l for each output of a module: `y = l ⊙ (W x + b)`. On feed-forward modules
-//! it is for each input: `y = W (l ⊙ x) + b`.
+//! it trains a factor for each input: `y = W (l ⊙ x) + b`.
 use std::ops::Range;
 use std::sync::Arc;
 

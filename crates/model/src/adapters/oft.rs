@@ -1,5 +1,5 @@
-//! OFT (Qiu et al., 2023; on inputs: Qiu et al., 2025): a module's inputs are rotated before its weight,
-//! `y = W x' + b`. Each block of x, a row, is multiplied by an orthogonal matrix: `x' = x R`. R comes from a
+//! OFT (Qiu et al., 2023; on inputs: Qiu et al., 2025) rotates the inputs of a module before its weight:
+//! `y = W x' + b`. Each block of x, as a row vector, is multiplied by an orthogonal matrix: `x' = x R`. R comes from a
 //! skew-symmetric Q whose upper triangle is trained. It is Cayley's `R = (I - Q) (I + Q)^-1`, or as in PEFT the first
 //! terms of its series, `I + 2 Q + 2 Q^2 + … + Q^k`. Nothing as large as the weight is made, so that the base may be in
 //! 4 bits.

@@ -73,7 +73,10 @@ impl LayerCache {
         }
     }
 
-    /// As [`LayerCache::heads`].
+    /// As [`LayerCache::heads`], for appending tokens.
+    ///
+    /// # Panics
+    /// If it holds latents.
     pub(super) fn heads_mut(&mut self) -> &mut KeyValues {
         match self {
             Self::Heads(heads) => heads,

@@ -18,7 +18,8 @@ impl Model {
     /// Takes part in a training pass for which this rank has no data.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Peer`]: a rank is gone; those of whoever takes the gradients.
+    /// [`tunesmith_base::Kind::Peer`]: a rank is gone; those of the collector that takes the gradients
+    /// ([`crate::grads::Collector`]).
     pub fn idle(&self, grads: &mut Grads<'_>) -> Result<()> {
         self.shards.begin(Kind::Train)?;
         self.end(Ok(()), Some(grads))

@@ -22,7 +22,7 @@ use tunesmith_vision::{Pixels, Tile};
 pub(super) struct Seen {
     features: Vec<Activation>,
     trace: Trace,
-    /// How many rows each picture has.
+    /// The number of rows of each image.
     counts: Vec<usize>,
 }
 

@@ -47,7 +47,8 @@ impl Model {
     /// is told when the gradients of a segment are final. Nothing waits for a GPU.
     ///
     /// # Errors
-    /// As [`Model::forward_backward`], and those of whoever takes the gradients.
+    /// As [`Model::forward_backward`], and those of the collector that takes the gradients
+    /// ([`crate::grads::Collector`]).
     pub fn forward_backward_into(
         &mut self,
         batch: &Batch,

@@ -181,7 +181,7 @@ impl Encoder {
     /// Adds the gradients of what is trained, given those of the rows that connectors took, each `[rows, hidden]`.
     ///
     /// # Errors
-    /// Those of whoever takes the gradients.
+    /// Those of the collector that takes the gradients ([`crate::grads::Collector`]).
     pub fn backward(
         &self,
         pass: &Pass<'_>,

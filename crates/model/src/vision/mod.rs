@@ -285,7 +285,7 @@ impl Vision {
     /// needs if there is `training`.
     ///
     /// # Errors
-    /// None of its own: those of a walk over blocks.
+    /// As [`crate::blocks::Blocks::forward`].
     fn forward_own(
         &self,
         pass: &Pass<'_>,
@@ -366,7 +366,7 @@ impl Vision {
     /// Adds the gradients of what is trained, given those of each connector's rows `[rows, hidden of the decoder]`.
     ///
     /// # Errors
-    /// Those of whoever takes the gradients.
+    /// Those of the collector that takes the gradients ([`crate::grads::Collector`]).
     fn backward_own(
         &self,
         pass: &Pass<'_>,

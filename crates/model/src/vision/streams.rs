@@ -66,7 +66,7 @@ impl Vision {
     /// `training`.
     ///
     /// # Errors
-    /// None of its own: those of a walk over blocks.
+    /// As [`crate::blocks::Blocks::forward`].
     pub(crate) fn forward(
         &self,
         pass: &Pass<'_>,
@@ -121,7 +121,7 @@ impl Vision {
     /// Adds the gradients of what is trained, given those of each connector's rows `[rows, hidden of the decoder]`.
     ///
     /// # Errors
-    /// Those of whoever takes the gradients.
+    /// Those of the collector that takes the gradients ([`crate::grads::Collector`]).
     pub(crate) fn backward(
         &self,
         pass: &Pass<'_>,

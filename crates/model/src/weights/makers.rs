@@ -365,7 +365,7 @@ impl WeightFiles {
     /// Writes the bytes of one of [`WeightFiles::makers_parts`], 1 MiB at a time.
     ///
     /// # Errors
-    /// The file's or the writer's.
+    /// The file cannot be read, or the writer fails.
     pub fn write_makers_part(&self, part: &MakersPart, writer: &mut dyn Write) -> io::Result<()> {
         let entry = self.entries.get(&part.key).ok_or(io::ErrorKind::NotFound)?;
         let mut written = Ok(());

@@ -34,7 +34,7 @@ impl WeightFiles {
     /// ([`WeightFiles::wrapping`]), and so do heads that predict several tokens ahead.
     ///
     /// # Errors
-    /// As there.
+    /// As [`WeightFiles::open`].
     pub fn open_model(dir: &Path, arch: &Arch, expected: &[TensorSpec]) -> Result<Self> {
         Self::open_part(dir, expected, Some(arch))
     }
@@ -91,7 +91,7 @@ impl WeightFiles {
     /// Opens a folder as [`Self::open_folder`], or a file as [`Self::open_file`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::open_folder`] and [`Self::open_file`].
     pub fn open_at(path: &Path) -> Result<Self> {
         if path.is_file() { Self::open_file(path) } else { Self::open_folder(path) }
     }

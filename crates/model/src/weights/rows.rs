@@ -38,7 +38,8 @@ impl StoredRows {
         Ok(Some(Self { files, name: name.to_owned(), width, rounds }))
     }
 
-    /// `scale` times the row of each token, `[tokens, width]`: the bits of [`embedding::forward`]. Each row is read once.
+    /// `scale` times the row of each token, `[tokens, width]`, the same to the bit as [`embedding::forward`]. Each row
+    /// is read once.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the file has shrunk, or a number is not finite.

@@ -294,7 +294,7 @@ impl WeightFiles {
     /// Writes the bytes of one of [`WeightFiles::stacked_mxfp4`], 1 MiB at a time.
     ///
     /// # Errors
-    /// The file's or the writer's.
+    /// The file cannot be read, or the writer fails.
     pub fn write_stacked_mxfp4(&self, name: &str, writer: &mut dyn Write) -> io::Result<()> {
         let entry = self.stacked.get(name).ok_or(io::ErrorKind::NotFound)?;
         let mut written = Ok(());

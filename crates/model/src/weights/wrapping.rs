@@ -113,7 +113,7 @@ impl Wrapping {
     /// Writes one of [`Wrapping::tensors`]; a copied one 1 MiB at a time.
     ///
     /// # Errors
-    /// The file's or the writer's.
+    /// The file cannot be read, or the writer fails.
     pub fn write(&self, name: &str, numbers: Numbers<'_>, writer: &mut dyn Write) -> io::Result<()> {
         if let Numbers::Fetched(_, dtype) = numbers {
             let (_, values) = self.others.read(name).map_err(io::Error::other)?;

@@ -76,7 +76,7 @@ pub fn write_safetensors(
 /// Streams F32 tensors sorted by name, as [`write_numbers_to`].
 ///
 /// # Errors
-/// As there.
+/// As [`write_numbers_to`].
 pub fn write_safetensors_to(
     writer: &mut dyn Write,
     tensors: &[(String, Vec<usize>, &[f32])],
@@ -92,7 +92,7 @@ pub fn write_safetensors_to(
 /// Streams tensors through a buffer of 1 MiB, in the order of the Python library: wider dtypes first, then by name.
 ///
 /// # Errors
-/// The writer's; `InvalidInput` where two tensors have one name or a shape does not fit its values.
+/// Those of the writer; `InvalidInput` where two tensors have one name or a shape does not fit its values.
 pub fn write_numbers_to(
     writer: &mut dyn Write,
     tensors: &[(String, Vec<usize>, Numbers<'_>)],
@@ -104,7 +104,7 @@ pub fn write_numbers_to(
 /// As [`write_numbers_to`]. `later` writes the numbers that are [`Numbers::Fetched`] or [`Numbers::Elsewhere`].
 ///
 /// # Errors
-/// As there, and those of `later`; `InvalidInput` where it writes more or less than it should.
+/// As [`write_numbers_to`], and those of `later`; `InvalidInput` where `later` writes more or less than it should.
 pub fn write_numbers_by(
     writer: &mut dyn Write,
     tensors: &[(String, Vec<usize>, Numbers<'_>)],
@@ -174,7 +174,7 @@ impl Write for Counting<'_> {
 /// Writes numbers rounded to `dtype`, through a buffer of 1 MiB.
 ///
 /// # Errors
-/// The writer's.
+/// Those of the writer.
 pub fn write_floats(writer: &mut dyn Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(CHUNK_BYTES.min(4 * values.len()));
     for chunk in values.chunks(CHUNK_BYTES / 4) {
