@@ -3,16 +3,15 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
+use super::card_usage;
 use super::download::Downloads;
 use super::export_gguf::{self, GgufRequest};
 use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_difference, parse_dtype};
 use super::parts_args::{Opened, PartsArgs};
-use super::shell_quote::quoted;
 use super::terminal::print;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::publish::publish_folder;
-use crate::checkpoint::{MANIFEST, folder as companions, peft};
-use crate::config::arch::Arch;
+use crate::checkpoint::{MANIFEST, Manifest, folder as companions, peft};
 use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
 use crate::export::card::ModelCard;
@@ -102,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();
-    let card = if format.is_some() { String::new() } else { card(&opened, args.peft)? };
+    let (card, note) = if format.is_some() { (String::new(), String::new()) } else { card(&opened, args.peft)? };
     if format.is_some() && opened.parts.arch.score.is_some() {
         return Err(Error::config("--gguf: llama.cpp has no classification head for these models")
             .hint("export for Transformers (--hf), or the adapter (--peft)"));
@@ -122,10 +121,10 @@ pub fn run(args: &Args) -> Result<()> {
         return push(args, hub.as_ref(), &files);
     }
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
-    let mut text = String::new();
+    let mut text = note;
     let form_name = if args.peft { "peft" } else { "hf" };
     let target = output_dir(args.output.as_deref(), config.as_ref(), &format!("export-{form_name}"))?;
-    let use_it = how_to_use(&parts.arch, args.peft, &target.display().to_string());
+    let use_it = card_usage::line(&parts.arch, args.peft, &target.display().to_string());
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(export_gguf::no_adapter)?;
@@ -153,22 +152,6 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = writeln!(text, "use it          {use_it}");
     print(&text)?;
     push(args, hub.as_ref(), &files_of(&target)?)
-}
-
-/// How to use the folder `dir`, in a line. A multimodal model needs more than a text; its card has the code.
-fn how_to_use(arch: &Arch, adapter: bool, dir: &str) -> String {
-    let task = match (&arch.score, &arch.vision, arch.wrapper) {
-        (_, Some(vision), _) if !adapter && (vision.folder.is_some() || vision.world.is_some()) => {
-            return format!("model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")");
-        }
-        (None, None, None) => "text-generation",
-        (Some(_), None, None) if !adapter => "text-classification",
-        _ => return format!("{} has the code", Path::new(dir).join("README.md").display()),
-    };
-    // A JSON string is a string literal in Python too.
-    let dir = serde_json::Value::from(dir);
-    let code = format!("from transformers import pipeline; print(pipeline(\"{task}\", {dir})(\"Hello\"))");
-    format!("python3 -c {}", quoted(&code))
 }
 
 fn write_peft(
@@ -232,38 +215,27 @@ fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Resu
     print(&text)
 }
 
-/// Renders the model card. Settings are those that the run used, even if the configuration has changed since.
-fn card(opened: &Opened, adapter: bool) -> Result<String> {
+/// Renders the model card, and what to say about it. Settings are those that the run used, even if the configuration has changed since.
+fn card(opened: &Opened, adapter: bool) -> Result<(String, String)> {
     let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
     let base = recorded.unwrap_or_else(|| opened.parts.base.display().to_string());
-    let scored = opened.parts.arch.score.is_some();
-    let class = opened.parts.arch.auto_class();
-    let usage = if adapter {
-        let how = if scored { ", config=AutoConfig.from_pretrained(\"PATH\")" } else { "" };
-        let config = if scored { "AutoConfig, " } else { "" };
-        format!(
-            "from transformers import {config}{class}\nfrom peft import PeftModel\n\nbase = {class}.from_pretrained(\"{base}\"{how})\nmodel = PeftModel.from_pretrained(base, \"PATH\")"
-        )
-    } else {
-        format!(
-            "from transformers import {class}, AutoTokenizer\n\nmodel = {class}.from_pretrained(\"PATH\")\ntokenizer = AutoTokenizer.from_pretrained(\"PATH\")"
-        )
-    };
     let ran = match &opened.config {
         Some(config) => Some(as_run(config)?.unwrap_or_else(|| config.clone())),
         None => None,
     };
+    let usage = card_usage::code(&opened.parts.arch, adapter, &base);
+    let (results, note) = opened.config.as_ref().map(results).unwrap_or_default();
     let card = ModelCard {
         name: opened.name(),
         base,
         adapter: opened.top.as_ref().filter(|_| adapter).map(|top| top.config.tuning.mode.as_str()),
-        scored,
+        task: card_usage::task(&opened.parts.arch),
         data: ran.as_ref().map(data).unwrap_or_default(),
         settings: ran.as_ref().map(settings).unwrap_or_default(),
-        results: opened.config.as_ref().map(results).unwrap_or_default(),
+        results,
         usage,
     };
-    Ok(card.render())
+    Ok((card.render(), note))
 }
 
 /// The configuration as the run in its output folder used it, if there was one.
@@ -305,8 +277,8 @@ fn settings(config: &Config) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The run's last losses, and the scores of the last `tunesmith eval`.
-fn results(config: &Config) -> Vec<(String, String)> {
+/// The run's last losses, and the scores of the last `tunesmith eval` if they are of the weights that the run has now; otherwise a note.
+fn results(config: &Config) -> (Vec<(String, String)>, String) {
     let dir = &config.train.output_dir;
     let lines = metrics::read(&dir.join(output::METRICS)).unwrap_or_default();
     let mut rows = Vec::new();
@@ -323,8 +295,20 @@ fn results(config: &Config) -> Vec<(String, String)> {
         rows.push((format!("last validation loss ({})", count(line.eval_rows, "row")), format!("{loss:.4}")));
     }
     let scores = files::read_own_text(&dir.join("eval").join("metrics.json"), files::SMALL).unwrap_or_default();
-    rows.extend(evaluated(&serde_json::from_str(&scores).unwrap_or_default()));
-    rows
+    let scores: serde_json::Value = serde_json::from_str(&scores).unwrap_or_default();
+    let tuned = &scores["models"]["tuned"];
+    let now = [output::ADAPTER, output::MODEL].iter().find_map(|name| Manifest::fingerprint(&dir.join(name)));
+    let mut note = String::new();
+    if tuned.is_null() || tuned["manifest"].as_str() == now.as_deref() {
+        rows.extend(evaluated(&scores));
+    } else {
+        let path = dir.join("eval").join("metrics.json");
+        note = format!(
+            "note: {} is of other weights: the model card has none of its scores. Run `tunesmith eval` again\n",
+            path.display()
+        );
+    }
+    (rows, note)
 }
 
 /// The scores in a `metrics.json` of `tunesmith eval`, each with the rows that it was measured on.

@@ -3,6 +3,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
+use super::card_usage;
 use super::numbers::number;
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal;
@@ -148,11 +149,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let class = merged.model.arch.auto_class();
     let dir = output.display();
-    let _ = match &merged.model.arch.vision {
-        Some(vision) if vision.folder.is_some() || vision.world.is_some() => {
-            writeln!(text, "use it          model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")")
-        }
-        _ => writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{dir}\")"),
+    let _ = if card_usage::needs_load_vision(&merged.model.arch) {
+        writeln!(text, "use it          model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")")
+    } else {
+        writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{dir}\")")
     };
     terminal::print(&text)
 }

@@ -6,6 +6,7 @@ mod args;
 mod atomic_lines;
 mod bar;
 mod bench;
+mod card_usage;
 mod chat;
 mod chat_input;
 mod classify;

@@ -83,6 +83,13 @@ impl Manifest {
         if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
     }
 
+    /// The BLAKE3 hash of `dir/manifest.json`, in hexadecimal digits. It tells two trainings apart, because the manifest has
+    /// the hash of every weights file. `None` if there is no manifest, or it cannot be read.
+    pub fn fingerprint(dir: &Path) -> Option<String> {
+        let text = read_text(&dir.join(MANIFEST)).ok()?;
+        Some(blake3::hash(&text).to_hex().to_string())
+    }
+
     /// As [`Manifest::read`]. `None` for a folder without a manifest, or with the manifest of another program, which
     /// lists no files by hash.
     fn read_if_any(dir: &Path) -> Result<Option<Self>> {

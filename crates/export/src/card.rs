@@ -10,8 +10,8 @@ pub struct ModelCard {
     pub base: String,
     /// The kind of adapter, such as `lora`; `None` for a whole model.
     pub adapter: Option<&'static str>,
-    /// Whether the model has a classification head instead of generating text.
-    pub scored: bool,
+    /// The task of the model, as the hub names it (`pipeline_tag`).
+    pub task: &'static str,
     /// The sources of the rows: label and text.
     pub data: Vec<(String, String)>,
     /// Settings that differ from their defaults: key and value.
@@ -35,7 +35,7 @@ fn quoted(text: &str) -> String {
 impl ModelCard {
     /// Renders `README.md`: a YAML header, then Markdown.
     pub fn render(&self) -> String {
-        let Self { name, base, adapter, scored, data, settings, results, usage } = self;
+        let Self { name, base, adapter, task, data, settings, results, usage } = self;
         let mut out = String::from("---\n");
         // The hub accepts only names of models on the hub.
         let on_hub = tunesmith_config::is_hub_name(base);
@@ -43,7 +43,6 @@ impl ModelCard {
             let _ = writeln!(out, "base_model: {}", quoted(base)); // a String never fails
         }
         let library = if adapter.is_some() { "peft" } else { "transformers" };
-        let task = if *scored { "text-classification" } else { "text-generation" };
         let _ = writeln!(out, "library_name: {library}\npipeline_tag: {task}\ntags:\n- tunesmith");
         if let Some(kind) = adapter {
             let _ = writeln!(out, "- {kind}");
@@ -85,6 +84,7 @@ mod tests {
             name: "mine".into(),
             base: "owner/base".into(),
             adapter: Some("lora"),
+            task: "text-generation",
             results: vec![("rouge1".into(), "0.5 | 0.6\nx".into())],
             ..ModelCard::default()
         };
@@ -93,6 +93,5 @@ mod tests {
         assert!(text.contains("| rouge1 | 0.5 \\| 0.6 x |") && !text.contains("## Data"));
         assert!(!ModelCard { base: "./folder here".into(), ..card.clone() }.render().contains("base_model:"));
         assert!(text.contains("pipeline_tag: text-generation\ntags:\n- tunesmith\n- lora\n"));
-        assert!(ModelCard { scored: true, ..card }.render().contains("pipeline_tag: text-classification\n"));
     }
 }

@@ -233,8 +233,8 @@ impl FinishedRun<'_> {
                 if is_pair || has_world {
                     fact("load in Python", format!("scripts/load_vision.py: load(\"{dir}\")"));
                 } else {
-                    let class = if source.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
-                    fact("load in Transformers", format!("AutoModelFor{class}.from_pretrained(\"{dir}\")"));
+                    let class = source.arch.auto_class();
+                    fact("load in Transformers", format!("{class}.from_pretrained(\"{dir}\")"));
                 }
                 let keys = [(is_pair, "vision.encoder"), (has_world, "vision.world")];
                 let keys: Vec<&str> = keys.into_iter().filter(|(has, _)| *has).map(|(_, key)| key).collect();

@@ -8,6 +8,7 @@ use super::super::atomic_lines::{self, AtomicLines};
 use super::super::terminal::{print, print_text};
 use super::candidates::Candidate;
 use super::results::{difference_json, existing, footer, intervals, score_json, table};
+use crate::checkpoint::Manifest;
 use crate::config::arch::Arch;
 use crate::error::Result;
 use crate::eval::EvalSplit;
@@ -138,9 +139,12 @@ pub(super) fn evaluate<E: Evaluation>(job: &Job<'_>, evaluation: &E, outputs: Ou
     samples.publish()?;
 
     let mut models = Map::new();
-    for (model, result) in asked.iter().zip(&results) {
+    for ((model, result), candidate) in asked.iter().zip(&results).zip(job.candidates) {
         let scores: Map<String, Value> = model.scores.iter().map(score_json).collect();
         let mut fields = json!({ "path": model.origin, "scores": scores });
+        if let Some(hash) = Manifest::fingerprint(&candidate.dir) {
+            fields["manifest"] = hash.into();
+        }
         evaluation.model_fields(result).into_iter().for_each(|(name, value)| fields[name] = value);
         models.insert(model.name.clone(), fields);
     }
