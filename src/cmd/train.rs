@@ -21,7 +21,7 @@ pub struct Args {
     /// Resume although this setting differs from the checkpoint's, such as `train.learning_rate`; may be given more than once
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
-    /// Start over in the output folder of an earlier run: its files are removed before step 1
+    /// Start over in the output folder of an earlier run: its files are removed before step 1. What `eval`, `merge`, and `export` wrote there stays
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
     /// Compute on this GPU (`model.device`); several need a rank each: `tunesmith launch --gpu-ids 0,1 -- train CONFIG`

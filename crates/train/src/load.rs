@@ -140,6 +140,15 @@ impl<'a> Session<'a> {
         lock.keep();
         if options.overwrite {
             output::clear(output_dir)?;
+            let left = output::outputs_of_weights(output_dir);
+            if !left.is_empty() {
+                let text = format!(
+                    "note: {} in {} stay as they are: they were made from the weights of the earlier run",
+                    left.join(", "),
+                    output_dir.display()
+                );
+                self.observer.event(&Event::Notice(&text));
+            }
         }
         checkpoint::clean_stale(output_dir)?;
         let here = store::checkpoint_dir(output_dir, self.state.step);

@@ -143,6 +143,19 @@ pub(crate) fn clear(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// What other commands wrote in `directory` by default from the weights of a run: names, sorted. A run that starts over leaves them there.
+pub(crate) fn outputs_of_weights(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let is_output = |name: &String| {
+        ["eval", "merged", "export-hf", "export-peft"].contains(&name.as_str())
+            || Path::new(name).extension().is_some_and(|end| end == "gguf")
+    };
+    let mut found: Vec<String> = names.filter(is_output).collect();
+    found.sort();
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +166,7 @@ mod tests {
         for folder in ["checkpoint-000010", "checkpoint-000020.tmp-7", "adapter", "tb", "checkpoint-notes"] {
             std::fs::create_dir(root.path().join(folder)).unwrap();
         }
+        assert!(outputs_of_weights(root.path()).is_empty());
         for file in ["metrics.jsonl", "report.html", "README.md", "latest"] {
             std::fs::write(root.path().join(file), "x").unwrap();
         }
@@ -173,5 +187,8 @@ mod tests {
         left.sort();
         assert_eq!(left, ["README.md", "checkpoint-notes"]);
         assert!(earlier_run(&root.path().join("no such")).is_empty());
+        std::fs::create_dir(root.path().join("merged")).unwrap();
+        std::fs::write(root.path().join("base.q8_0.gguf"), "x").unwrap();
+        assert_eq!(outputs_of_weights(root.path()), ["base.q8_0.gguf", "merged"]);
     }
 }
