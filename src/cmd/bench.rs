@@ -321,6 +321,7 @@ pub fn run(args: &Args) -> Result<()> {
         simd: outcome.simd.clone(),
         shape: args.name(),
         mode: outcome.mode.to_owned(),
+        flops_per_token: outcome.flops_per_token,
         flops: outcome.flops_per_second,
     };
     // `plan` predicts with the processor's rates.
