@@ -65,7 +65,8 @@ impl Inputs {
                 .collect::<Result<_>>()?,
         };
         if train.is_empty() {
-            return Err(Error::config("data.train_path is not set").hint("data.train_path=rows.jsonl"));
+            return Err(Error::config("data.train_path is not set")
+                .hint("set data.train_path=rows.jsonl, or name the file after --data"));
         }
         let (validation, test) = (files("data.val_path", &data.val_path)?, files("data.test_path", &data.test_path)?);
         Ok(Self { train, validation, test })

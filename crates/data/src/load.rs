@@ -30,8 +30,8 @@ use tunesmith_config::{BadImages, Config, Contamination, Dedupe, Task, Truncatio
 /// may have; a row with any other id is an error. `pictures` reads the pictures of rows; `None` for a model without
 /// vision. The warnings of the report also go to `progress`.
 ///
+/// # Errors
 /// [`tunesmith_base::Kind::Data`], with file and line: a row cannot be used; the errors of the tokenizer and the
-/// template.
 /// template.
 pub fn load(
     config: &Config,
@@ -288,7 +288,7 @@ impl Loader<'_> {
             .hint("nothing would be learned: take the field out of some rows"));
         }
         let limit = self.config.model.max_seq_len;
-        let all = format!("{names}: none of the {} can be used", count(counts.rows, &format!("{set} row")));
+        let all = format!("{names}: no row can be used, of {}", count(counts.rows, &format!("{set} row")));
         let filtered = counts.below_min_length + counts.above_max_length;
         if filtered > 0 {
             return Err(Error::data(format!(
@@ -319,7 +319,11 @@ impl Loader<'_> {
         let forms = forms(inputs);
         let hint = match &self.encoder.template {
             Some(template) if !forms.iter().all(|form| form.is_plain()) => {
-                format!("are there assistant turns? does the chat template ({}) write them?", template.origin())
+                format!(
+                    "are there turns of the role \"assistant\", and does the chat template ({}) write them? \
+                     data.loss_on: all trains on every message",
+                    template.origin()
+                )
             }
             _ if forms.contains(&Form::Tokenized) => "is every label -100? The first of a row never counts".into(),
             _ => "are the texts empty?".into(),

@@ -90,6 +90,7 @@ fn learned(message: &mut Value) -> Result<bool> {
     let Value::Object(fields) = message else {
         return Err(Error::data(format!("found {}, expected an object", json_type(message))));
     };
+    row_images::refuse_media_of_message(fields)?;
     let is_assistant = fields.get("role").is_some_and(|role| role == "assistant");
     if fields.get("train_detail").is_some_and(|detail| !detail.is_null()) {
         return Err(Error::data("\"train_detail\" chooses parts of a message, expected \"train\": true or false")

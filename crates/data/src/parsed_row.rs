@@ -103,6 +103,8 @@ mod tests {
                 "shows images in \"messages\"",
             ),
             (json!({"input_ids": [1, 2], "audio": "a.wav"}), "\"audio\""),
+            (json!({"messages": [{"role": "user", "content": "q", "audio": "a.wav"}]}), "the message has \"audio\""),
+            (json!({"messages": [{"role": "user", "content": "q", "images": ["a.png"]}]}), "images in \"images\""),
             (json!({"images": ["a.png"], "prompt": "p", "completion": "c"}), "rows {prompt, completion}"),
             (json!({"images": ["a.png"], "text": "t"}), "rows {text} are text only"),
             (json!({"text": {"other bytes": 3}}), "field \"text\" is bytes that are neither UTF-8 text nor an image"),

@@ -173,6 +173,7 @@ pub enum Row {
 impl Row {
     /// Reads a row of one of the given forms.
     ///
+    /// # Errors
     /// The row fits none of the forms, or shows an image, a video or audio that its form does not read. The message has
     /// no file and line; the caller adds them.
     pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
@@ -252,7 +253,7 @@ impl Row {
                 found.join(", "),
                 expected.join(" or ")
             ))
-            .hint("set data.format, or rename the fields"));
+            .hint("check data.format, or rename the fields"));
         }
         (form.shape().parse)(row)
     }

@@ -184,6 +184,21 @@ pub(super) fn refuse_other_media(row: &Map<String, Value>) -> Result<()> {
     }
 }
 
+/// Refuses a message with a field for images, videos or audio: no template writes it. Images stand among the parts of its content.
+pub(super) fn refuse_media_of_message(message: &Map<String, Value>) -> Result<()> {
+    let has = |fields: &[&'static str]| fields.iter().copied().find(|field| message.get(*field).is_some_and(is_there));
+    if let Some(field) = has(&COLUMNS) {
+        return Err(Error::data(format!("the message shows images in {field:?}, expected them in its content")).hint(
+            "write {\"type\": \"image\", \"image\": \"FILE\"} in \"content\", or \"images\" beside \"messages\"",
+        ));
+    }
+    match has(&OTHER_MEDIA) {
+        Some(field) => Err(Error::data(format!("the message has {field:?}, expected text and images only"))
+            .hint("tunesmith reads no video and no audio: leave such rows out")),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a row `{text, label}` whose other fields show images, videos or audio.
 pub(super) fn refuse_beside_label(left: &Map<String, Value>) -> Result<()> {
     match shown_in(left) {

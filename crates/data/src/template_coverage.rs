@@ -105,9 +105,24 @@ fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
     if last.and_then(|(_, message)| longest_word(reasoning(message)?)).is_some_and(|word| !text.contains(word)) {
         found.push("reasoning".to_owned());
     }
+    found.extend(conversation.messages.iter().flat_map(|message| left_out_fields(message, text)));
     found.sort_unstable();
     found.dedup();
     found
+}
+
+/// Phrases for the fields of a message that templates do not know by convention, and of whose texts `text` has no trace. As with a row's
+/// fields, those of a single word are ids and the like.
+fn left_out_fields<'a>(message: &'a Value, text: &'a str) -> impl Iterator<Item = String> + 'a {
+    const KNOWN: [&str; 8] =
+        ["role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking", "reasoning"];
+    let left_out = |value: &Value| {
+        let words = value.as_str().filter(|words| words.trim().contains(char::is_whitespace));
+        words.and_then(longest_word).is_some_and(|word| !text.contains(word))
+    };
+    let fields = message.as_object().into_iter().flatten();
+    let fields = fields.filter(move |(name, value)| !KNOWN.contains(&name.as_str()) && left_out(value));
+    fields.map(|(name, _)| format!("the field {name:?} of a message"))
 }
 
 /// The reasoning of an assistant: a field of its message, or its content up to `</think>`.
@@ -145,12 +160,14 @@ mod tests {
             {"role": "user", "content": "What is \"this\\that\"?"},
             {"role": "tool", "content": "4711"},
             {"role": "tool", "content": "4712"},
-            {"role": "user", "content": "?"},
+            {"role": "user", "content": "?", "note": "a remark", "source": "x-1"},
             {"role": "assistant", "content": "gone", "reasoning_content": "because"},
         ]});
         let chat = conversation(row);
         let message = |role| format!("a message of role {role:?}");
-        assert_eq!(left_out(&chat, "that"), [message("system"), message("tool"), "reasoning".into(), "tools".into()]);
-        assert_eq!(left_out(&chat, "add 4712 4711 \"this\\\\that\" What brief because"), [""; 0]);
+        let note = "the field \"note\" of a message".to_owned();
+        let all = [message("system"), message("tool"), "reasoning".into(), note, "tools".into()];
+        assert_eq!(left_out(&chat, "that"), all);
+        assert_eq!(left_out(&chat, "remark add 4712 4711 \"this\\\\that\" What brief because"), [""; 0]);
     }
 }
