@@ -1,5 +1,6 @@
 //! The run's machine and the memory of the process, from `/proc`.
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
@@ -15,7 +16,12 @@ use tunesmith_plan::platform;
 pub fn peak_bytes(device: Device) -> u64 {
     match device {
         Device::Cuda(_) => tunesmith_device::memory::peak(device),
-        Device::Cpu | Device::Meta => status_kib("VmHWM:").map_or_else(memory::highest, |kib| kib * 1024),
+        // The kernel sums up a counter of each processor, not always exactly: what it reports may fall by some pages.
+        Device::Cpu | Device::Meta => {
+            static MOST: AtomicU64 = AtomicU64::new(0);
+            let now = status_kib("VmHWM:").map_or_else(memory::highest, |kib| kib * 1024);
+            MOST.fetch_max(now, Ordering::Relaxed).max(now)
+        }
     }
 }
 

@@ -96,13 +96,17 @@ fn held_out_split<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(Part,
                 Some(_) => ("validation rows", "neither data.val_path nor data.split is set"),
                 None => ("held-out rows", "none of data.val_path, data.test_path and data.split is set"),
             };
+            let set = match name {
+                Some("test") => "data.test_path",
+                Some(_) => "data.val_path or data.split",
+                None => "data.val_path, data.test_path or data.split",
+            };
             let there = dataset.validation.iter().chain(&dataset.test).next().is_some();
             let other = match name {
                 Some("test") if there => "; --split val uses the validation rows",
                 Some(_) if there => "; --split test uses the test rows",
                 _ => "",
             };
-            Error::config(format!("there are no {rows}: {key}"))
-                .hint(format!("set data.val_path, data.test_path or data.split{other}"))
+            Error::config(format!("there are no {rows}: {key}")).hint(format!("set {set}{other}"))
         })
 }

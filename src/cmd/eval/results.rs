@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::eval::metrics::{Difference, Score};
 use crate::files;
 use crate::files::output::Existing;
-use crate::telemetry::report::answers::Asked;
+use crate::telemetry::report::answers::{Asked, figure};
 use crate::words::count;
 
 /// Describes the confidence intervals.
@@ -60,6 +60,12 @@ pub(super) fn difference_json(difference: &Difference) -> (String, Value) {
     (difference.name.clone(), json!({ "value": by, "low": low, "high": high, "p_value": difference.p_value }))
 }
 
+/// [`figure`] with its sign.
+fn signed(value: f64) -> String {
+    let sign = if value > 0.0 { "+" } else { "" };
+    format!("{sign}{}", figure(value))
+}
+
 /// The table of scores: one line per metric, one column per model, then the difference.
 pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
     let names = asked.iter().flat_map(|model| &model.scores).map(|score| score.name.chars().count() + 2);
@@ -74,12 +80,13 @@ pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
     for (index, score) in first.scores.iter().enumerate() {
         let _ = write!(text, "{:left$}", score.name);
         for score in asked.iter().filter_map(|model| model.scores.get(index)) {
-            let _ = write!(text, "{:>width$.4}", score.value);
+            let _ = write!(text, "{:>width$}", figure(score.value));
         }
         if let Some(difference) = differences.iter().find(|difference| difference.name == score.name) {
-            let _ = write!(text, "    {:+.4}", difference.second - difference.first);
+            let by = difference.second - difference.first;
+            let _ = write!(text, "    {}", signed(by));
             if let Some((low, high)) = difference.interval {
-                let _ = write!(text, " ({low:+.4} … {high:+.4})");
+                let _ = write!(text, " ({} … {})", signed(low), signed(high));
             }
         }
         text.push('\n');

@@ -69,9 +69,12 @@ fn words(text: &str) -> impl Iterator<Item = String> {
     parts.filter(|word| !word.is_empty()).map(str::to_lowercase)
 }
 
-/// Accuracy, and precision, recall and F1 of yes. A division by 0 gives 0, but the accuracy of no rows is NaN.
+/// Accuracy, and precision, recall and F1 of yes. A division by 0 gives 0; without any row all are NaN.
 pub fn yes_no_scores(counts: &[f64; WIDTH]) -> [f64; 4] {
     let [right_yes, wrong_yes, right_no, wrong_no] = *counts;
+    if counts.iter().all(|&count| count == 0.0) {
+        return [f64::NAN; 4];
+    }
     let share = |of: f64| if of > 0.0 { right_yes / of } else { 0.0 };
     let (precision, recall) = (share(right_yes + wrong_yes), share(right_yes + wrong_no));
     [(right_yes + right_no) / counts.iter().sum::<f64>(), precision, recall, f_measure(precision, recall)]
@@ -129,6 +132,6 @@ mod tests {
         assert_eq!((accuracy, precision, recall), (0.7, 0.75, 0.6));
         assert!((f1 - 2.0 / 3.0).abs() < 1e-15);
         assert_eq!(yes_no_scores(&[0.0, 0.0, 2.0, 0.0]), [1.0, 0.0, 0.0, 0.0]);
-        assert!(yes_no_scores(&[0.0; WIDTH])[0].is_nan());
+        assert!(yes_no_scores(&[0.0; WIDTH]).iter().all(|score| score.is_nan()));
     }
 }

@@ -97,7 +97,8 @@ pub fn render(page: &Page<'_>) -> String {
     out
 }
 
-fn figure(value: f64) -> String {
+/// A score with as many digits as its size needs; a dash for NaN, a score of no rows.
+pub fn figure(value: f64) -> String {
     match value.abs() {
         _ if !value.is_finite() => "–".to_owned(),
         100.0.. => format!("{value:.1}"),
@@ -135,7 +136,9 @@ fn scores(out: &mut String, asked: &[Asked], differences: &[Difference]) {
                 (true, true) => "number better",
                 (true, false) => "number worse",
             };
-            let p = difference.p_value.map_or_else(String::new, |p| format!("{p:.3}"));
+            let p = difference
+                .p_value
+                .map_or_else(String::new, |p| if p < 0.001 { "&lt; 0.001".to_owned() } else { format!("{p:.3}") });
             let sign = if by > 0.0 { "+" } else { "" };
             let _ = write!(
                 out,

@@ -7,11 +7,11 @@ use super::html::escape;
 /// The drawing area inside the view box; the rest is for the axes' labels.
 const WIDTH: f64 = 560.0;
 const WIDE: f64 = 1100.0;
-const HEIGHT: f64 = 250.0;
+const HEIGHT: f64 = 264.0;
 const LEFT: f64 = 56.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
-const BOTTOM: f64 = 30.0;
+const BOTTOM: f64 = 44.0;
 
 /// The most points of a line; longer ones are averaged.
 const MAX_POINTS: usize = 480;
@@ -73,7 +73,7 @@ pub fn lines(title: &str, series: &[Series], shape: ChartMarks) -> String {
         let _ = write!(
             marks,
             "<text class=\"tick\" x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{tick}</text>",
-            HEIGHT - 10.0
+            HEIGHT - 26.0
         );
     }
     for Series { name, class, points, dots } in &series {
@@ -96,11 +96,12 @@ pub fn lines(title: &str, series: &[Series], shape: ChartMarks) -> String {
     if above > 0 {
         svg.push_str("</svg>");
     }
+    axis_name(&mut marks, "step", width);
     let _ = write!(svg, "{marks}</svg>");
     let mut legend = String::new();
     if above > 0 {
         let points = if above == 1 { "point" } else { "points" };
-        let _ = write!(legend, "<span>{above} {points} above the axis, up to {}</span>", number(largest));
+        let _ = write!(legend, "<span>{above} {points} above the chart's range, up to {}</span>", number(largest));
     }
     for series in series.iter().filter(|_| series.len() > 1) {
         let _ = write!(legend, "<span class=\"key {}\">{}</span>", series.class, escape(series.name));
@@ -159,11 +160,19 @@ pub fn histogram(title: &str, unit: &str, values: &[usize], bars: usize) -> Stri
             from + width - 1,
         );
         if index % label_every == 0 {
-            let _ = write!(svg, "<text class=\"tick\" x=\"{x:.1}\" y=\"{:.1}\">{from}</text>", HEIGHT - 10.0);
+            let _ = write!(svg, "<text class=\"tick\" x=\"{x:.1}\" y=\"{:.1}\">{from}</text>", HEIGHT - 26.0);
         }
     }
-    svg.push_str("</svg>");
+    axis_name(&mut svg, unit, WIDTH);
+    svg.push_str("<text class=\"tick\" x=\"2\" y=\"10\">rows</text></svg>");
     figure(title, "", &svg)
+}
+
+/// The name of the horizontal axis, below its ticks.
+fn axis_name(svg: &mut String, name: &str, width: f64) {
+    let (x, y) = (LEFT + (width - LEFT - RIGHT) / 2.0, HEIGHT - 8.0);
+    let _ =
+        write!(svg, "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", escape(name));
 }
 
 fn open(title: &str, width: f64) -> String {
@@ -290,7 +299,7 @@ mod tests {
         let last = falling()[499].1;
         assert!((at_60 - last) / (end - last) > 0.3, "{at_60} {last} {end}");
         let svg = lines("Loss", &[series(falling())], ChartMarks::Wide);
-        assert!(svg.contains("points above the axis, up to 11"), "{svg}");
+        assert!(svg.contains("points above the chart's range, up to 11"), "{svg}");
         // A curve that falls evenly is shown whole, and so is one of few points.
         let even: Vec<_> = (0..500).map(|step| (f64::from(step), 5.0 - f64::from(step) / 100.0)).collect();
         assert_eq!(top(&[series(even)]), None);

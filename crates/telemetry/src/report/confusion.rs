@@ -59,8 +59,8 @@ impl Confusion {
         );
         let _ = write!(
             svg,
-            "<text x=\"{:.0}\" y=\"18\" text-anchor=\"middle\" fill=\"#888\">found</text>\
-             <text x=\"14\" y=\"{:.0}\" text-anchor=\"middle\" fill=\"#888\" transform=\"rotate(-90 14 {1:.0})\">label</text>",
+            "<text x=\"{:.0}\" y=\"18\" text-anchor=\"middle\" fill=\"#888\">predicted</text>\
+             <text x=\"14\" y=\"{:.0}\" text-anchor=\"middle\" fill=\"#888\" transform=\"rotate(-90 14 {1:.0})\">true</text>",
             LEFT + size / 2.0,
             TOP + size / 2.0,
         );
