@@ -142,6 +142,9 @@ impl Chat {
             "/image" => self.show(rest)?,
             "/save" => self.save(rest)?,
             _ if word.starts_with('/') => print_text(&format!("{word} is not a command; /help lists the commands\n")),
+            _ if self.session.pictures.as_ref().is_some_and(|pictures| pictures.chat().is_none()) => {
+                print_text("this model writes captions: /image FILE\n");
+            }
             _ => self.answer(line)?,
         }
         Ok(Next::On)

@@ -239,7 +239,13 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     }
     for share in &data.report.mix {
         let weight = share.weight.map_or(String::new(), |weight| format!(", weight {weight}"));
-        let _ = writeln!(text, "source {}: {} of {}{weight}", share.source, share.used, count(share.available, "row"));
+        let _ = writeln!(
+            text,
+            "source {}: {}, drawn from {}{weight}",
+            share.source,
+            count(share.used, "row"),
+            share.available
+        );
     }
     if data.report.from_cache {
         text.push_str("tokens from the cache\n");

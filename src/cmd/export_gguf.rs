@@ -123,6 +123,10 @@ fn images(request: &GgufRequest<'_>, opened: &Opened) -> Result<(Option<(Mmproj,
             Err(Error::config("--gguf: llama.cpp cannot see images with a text model paired with an image encoder (vision.encoder)")
                 .hint("--hf writes all of it for Transformers; --mmproj none writes the text model alone, which sees no images"))
         }
+        Err(_) if parts.arch.vision.as_ref().is_some_and(|vision| vision.world.is_some()) && opened.top.is_some() => {
+            Err(Error::config("--gguf: llama.cpp has no second encoder (vision.world)")
+                .hint("--hf writes all of it for scripts/load_vision.py; --mmproj none writes the language model alone"))
+        }
         // Leaving the encoder out would lose what the adapter has trained of it.
         Err(error) if parts.arch.vision.is_some() && opened.top.is_some() => {
             let why = error.message();

@@ -132,6 +132,9 @@ impl Watcher for Shower<'_> {
     }
 }
 
+/// What to do where there is nothing to ask.
+const NO_PROMPT: &str = "give --prompt TEXT, --in FILE --out FILE, or a text on standard input; to a model that captions images only --image FILE";
+
 fn single(args: &Args) -> Result<()> {
     let images = named_images(&args.image)?;
     let prompt = if let Some(prompt) = &args.prompt {
@@ -140,14 +143,12 @@ fn single(args: &Args) -> Result<()> {
         String::new()
     } else {
         if std::io::stdin().is_terminal() {
-            return Err(Error::config("there is no prompt")
-                .hint("give --prompt TEXT, --in FILE --out FILE, or a text on standard input"));
+            return Err(Error::config("there is no prompt").hint(NO_PROMPT));
         }
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| Error::io("read", "standard input", &error))?;
         if text.trim().is_empty() && images.is_empty() {
-            return Err(Error::config("there is no prompt: standard input is empty")
-                .hint("give --prompt TEXT, --in FILE --out FILE, or a text on standard input"));
+            return Err(Error::config("there is no prompt: standard input is empty").hint(NO_PROMPT));
         }
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };

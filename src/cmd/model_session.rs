@@ -363,7 +363,7 @@ impl ModelSession {
         let captions = self.pictures.as_ref().is_some_and(|pictures| pictures.chat().is_none());
         if let (true, [first, rest @ ..]) = (captions, images) {
             if !rest.is_empty() || !text.is_empty() || system.is_some() {
-                return Err(Error::config("this model says what is on one image, without a question")
+                return Err(Error::config("this model writes a caption for one image, and takes no question")
                     .hint("give one --image, and no --prompt"));
             }
             return self.picture(first);

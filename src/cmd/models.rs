@@ -1,15 +1,17 @@
 //! `tunesmith models`: lists the supported model families, or describes a model folder.
 use super::terminal::{print, print_exact};
 use super::{models_adapters, models_memory};
+use crate::checkpoint::peft;
 use crate::config::FAMILIES;
 use crate::config::arch::ENCODER_DECODER;
 use crate::config::arch::{AltUpSpec, Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
 use crate::config::vision::{CONNECTORS, ENCODERS};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::train::output;
 use crate::words::count;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -27,11 +29,32 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<()> {
     match &args.dir {
         Some(dir) => {
+            refuse_result(dir)?;
             let arch = Arch::from_dir(dir)?;
             print(&(describe(&arch)? + &lines_of(models_memory::lines(dir, &arch))))
         }
         None if args.docs => print_exact(&format!("{}\n{}", table(), wrappers())),
         None => print(&list()),
+    }
+}
+
+/// Refuses the output folder of a run, and that of an adapter, which have the model's folder elsewhere.
+///
+/// # Errors
+/// [`crate::Kind::Model`], with what to name.
+fn refuse_result(dir: &Path) -> Result<()> {
+    let has = |name: &str| dir.join(name).is_file();
+    let fail = |what: &str, hint: &str| Err(Error::model(format!("{}: {what}", dir.display())).hint(hint));
+    match has("config.json") {
+        false if has(output::CONFIG) => fail(
+            "the output folder of a run, not of a model",
+            "name its base model: model.name in config.resolved.yaml",
+        ),
+        false if has(peft::CONFIG_FILE) => fail(
+            "the folder of an adapter, not of a model",
+            "name its base model: base_model_name_or_path in adapter_config.json",
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -92,7 +115,7 @@ fn describe(arch: &Arch) -> Result<String> {
         let how = if arch.reads_images_across() {
             "which reads an image by cross-attention"
         } else {
-            "trained on text; the rest stays as it is"
+            "trained on text alone, or on text and images"
         };
         line("inside", format!("{} ({}): {modules}, {how}", wrapper.model_type, wrapper.models));
     }

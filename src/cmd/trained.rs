@@ -49,9 +49,12 @@ impl Trained {
         if files::is_there(&dir.join("config.json")) {
             return Ok(Self::Model(dir));
         }
+        if !files::is_there(&dir) {
+            let hint = temporary::how_to_put_back(&dir);
+            return Err(Error::checkpoint(format!("{}: there is no such folder", dir.display()))
+                .hint(hint.unwrap_or_else(|| "name a checkpoint, an adapter or a model folder".to_owned())));
+        }
         let hint = match Self::of_run(&dir) {
-            Err(_) if !files::is_there(&dir) => temporary::how_to_put_back(&dir)
-                .unwrap_or_else(|| "there is no such folder: name a checkpoint, an adapter or a model folder".to_owned()),
             Ok(result) => format!("it is the output folder of a run: name {}", result.dir().display()),
             Err(_) => {
                 "name a checkpoint, an adapter or a model folder; a checkpoint of tuning.mode: freeze, or of a model that was \

@@ -11,7 +11,7 @@ use tunesmith_plan::{grouped, human_bytes};
 use tunesmith_telemetry::progress::{Event, Observer};
 
 /// Why a run shows no answers to held-out rows.
-const NO_SAMPLES: &str = "no samples before and after training, since no rows are held out: set data.split, such as data.split=0.05, or data.val_path";
+const NO_SAMPLES: &str = "note: no samples before and after training, since no rows are held out: set data.split, such as data.split=0.05, or data.val_path";
 
 impl Prepared {
     /// Reports the plan of the run, then [`Self::report_notes`].

@@ -180,9 +180,9 @@ impl Checked {
         };
 
         let steps = self.steps(&config.train, &batch, ranks)?;
-        if steps.warmup_steps > steps.total_steps {
+        if steps.warmup_steps >= steps.total_steps {
             observer.event(&Event::Notice(&format!(
-                "train.warmup_steps: {}, more than the {} of this run: the learning rate does not reach its peak",
+                "warning: train.warmup_steps: {}, and this run has {}: the learning rate does not reach its peak",
                 steps.warmup_steps,
                 count(steps.total_steps, "step")
             )));
@@ -341,7 +341,7 @@ fn pass_limits(config: &Config, batch_size: usize) -> PassLimits {
 fn resume_note(train: &TrainConfig, steps: &Batches, schedule: &Schedule, state: &TrainState) -> Option<String> {
     let now = steps.total_steps;
     let before = state.total_steps.filter(|&before| before != now && before > 0)?;
-    let what = format!("the run now has {} and not {before}", count(now, "step"));
+    let what = format!("note: the run now has {} and not {before}", count(now, "step"));
     let old = Schedule::of(train, steps.warmup_of(before), before);
     let Some(old) = old.ok().filter(|_| state.step < now) else { return Some(what) };
     // A schedule has no rates after its last step.
