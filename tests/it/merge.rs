@@ -158,8 +158,19 @@ fn is_taken_everywhere(fixture: &Fixture, name: &str, lines: &[&str]) {
     }
     let peft = std::fs::read(out.join("--peft/adapter_model.safetensors")).unwrap();
     assert!(peft == straight, "{name}: PEFT's file is the adapter's");
+    let card = |folder: &str| std::fs::read_to_string(out.join(folder).join("README.md")).unwrap();
+    let (model, adapter) = (card("--hf"), card("--peft"));
+    assert!(model.contains("| loss (") && adapter.contains("| loss ("), "{name}: the scores of `eval`: {adapter}");
+    assert_eq!(adapter.contains("base.resize_token_embeddings(len(tokenizer))"), grown, "{name}: {adapter}");
     let from = format!("tuning.adapter={}", out.join("adapter").display());
     done(&["train", words, &from, &format!("train.output_dir={}", to("more"))]);
+    // Other weights in the same folder: what was made from the earlier ones is named, and their scores are on no card.
+    let again = done(&["train", words, "--overwrite", "train.max_steps=1", "train.warmup_steps=0"]);
+    let left = again.lines().find(|line| line.starts_with("note: ") && line.contains("of the earlier run"));
+    assert!(left.is_some_and(|line| line.contains("eval, merged")), "{name}: {again}");
+    let said = done(&["export", words, "--peft", "--output", &to("other")]);
+    assert!(said.contains("eval/metrics.json is of other weights"), "{name}: {said}");
+    assert!(!card("other").contains("| loss ("), "{name}: {}", card("other"));
 }
 
 /// New tokens whose tables are trained whole: everything takes what the run has saved.

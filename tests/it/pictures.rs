@@ -306,6 +306,8 @@ fn an_adapter_of_the_connector_alone_is_evaluated_merged_and_exported() {
         let done = tunesmith(&words.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
         assert!(done.status.success(), "{words:?}: {}", said(&done));
     }
+    let card = std::fs::read_to_string(fixture.path("peft/README.md")).unwrap();
+    assert!(card.contains("from load_vision import load") && card.contains("pipeline_tag: image-t"), "{card}");
     // llama.cpp has no pairs: the message says so, and what to write instead.
     let file = to("m.gguf");
     let own = ["export", &config, "--gguf", "f32", "--pre-tokenizer", "gpt-2", "--output", &file];

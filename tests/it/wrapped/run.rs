@@ -238,6 +238,8 @@ fn weights_of_the_language_model_are_trained_and_the_rest_stays() {
                 fixture.config(name, &[extra, &["train.max_steps: 2", "train.warmup_steps: 0", &out]].concat());
             let trained = train(&config, &[]);
             assert!(trained.status.success(), "{name}: {}", said(&trained));
+            let class = "AutoModelForImageTextToText.from_pretrained(";
+            assert!(said(&trained).contains(class), "{name}: {}", said(&trained));
             let result = fixture.path(name).join("model");
             check_written(&result, &base, naming, name);
             assert!(apart(&result, &fixture.path("model")) > 1e-4, "{name}: training shows");
