@@ -75,9 +75,9 @@ impl Session<'_> {
         self.done.evaluating += began.elapsed();
         self.write(&MetricsLine::Eval(line.clone()))?;
         if let Some(events) = &mut self.events {
-            events.scalars(step, &[("eval/loss", loss), ("validation/seconds", line.eval_seconds)])?;
+            events.scalars(step, &[("eval/loss", loss), ("eval/seconds", line.eval_seconds)])?;
             for (name, score) in &line.eval_scores {
-                events.scalars(step, &[(&format!("validation/{name}"), *score)])?;
+                events.scalars(step, &[(&format!("eval/{name}"), *score)])?;
             }
         }
         self.observer.event(&Event::Eval { line: &line, best });

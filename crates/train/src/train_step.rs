@@ -127,7 +127,7 @@ impl Session<'_> {
         // TensorBoard expands the first groups of the alphabet, so `eval` and `train` contain only the losses.
         if let Some(events) = self.events.as_mut().filter(|_| shown) {
             if let Some(accuracy) = accuracy {
-                events.scalars(step, &[("training/accuracy", accuracy)])?;
+                events.scalars(step, &[("train/accuracy", accuracy)])?;
             }
             let by_rank: Vec<(&str, f64)> = by_rank.iter().map(|(tag, value)| (&**tag, *value)).collect();
             events.scalars(step, &by_rank)?;
@@ -135,11 +135,11 @@ impl Session<'_> {
                 step,
                 &[
                     ("train/loss", stats.loss),
-                    ("training/learning_rate", learning_rate),
-                    ("training/grad_norm", stats.grad_norm),
-                    ("training/tokens_per_second", line.tokens_per_second),
-                    ("training/epoch", line.epoch),
-                    ("training/peak_bytes", line.peak_bytes as f64),
+                    ("train/learning_rate", learning_rate),
+                    ("train/grad_norm", stats.grad_norm),
+                    ("train/tokens_per_second", line.tokens_per_second),
+                    ("train/epoch", line.epoch),
+                    ("train/peak_bytes", line.peak_bytes as f64),
                 ],
             )?;
         }

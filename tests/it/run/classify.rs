@@ -85,7 +85,7 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
     assert!(accuracy.iter().all(|share| (share * 16.0).fract() == 0.0 && (0.0..=1.0).contains(share)), "{accuracy:?}");
     assert!(accuracy[17] > 0.9 && accuracy[17] > accuracy[0], "{accuracy:?}");
     let events = super::events::read(&out.join("tb"));
-    let logged = &events.scalars["training/accuracy"];
+    let logged = &events.scalars["train/accuracy"];
     assert_eq!(logged.len(), events.scalars["train/loss"].len(), "at each step that is logged");
     assert!(said(&output).contains("  accuracy ") && said(&output).contains("training accuracy"), "{}", said(&output));
     let best = evaluations.iter().map(|line| line["eval_scores"]["f1_macro"].as_f64().unwrap()).fold(0.0, f64::max);

@@ -184,7 +184,7 @@ fn tensorboard_reads_scalars_text_and_histograms_and_forgets_steps_after_the_res
     let mut first = EventWriter::create(root.path(), 0).unwrap();
     first.text(0, "config", "| key | value |\n|---|---|\n| `train.seed` | 42 |").unwrap();
     for step in 1..=4 {
-        first.scalars(step, &[("train/loss", 4.0 / step as f64), ("training/epoch", 0.25 * step as f64)]).unwrap();
+        first.scalars(step, &[("train/loss", 4.0 / step as f64), ("train/epoch", 0.25 * step as f64)]).unwrap();
     }
     first.histogram(4, "weight_norm/lora_A", &[0.5, 1.0, 1.5, f64::NAN]).unwrap();
     let mut second = EventWriter::create(root.path(), 2).unwrap();
