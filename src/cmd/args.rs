@@ -155,6 +155,13 @@ pub(super) fn check_model_folder(flag: &str, model: &str) -> Result<()> {
     let fail = |what: &str| Error::new(Kind::Model, format!("{flag} {model}: {what}, not of a model"));
     let resolved = dir.join(output::CONFIG);
     if resolved.is_file() && !has("config.json") {
+        let adapter = dir.join(output::ADAPTER);
+        if command == "train" && adapter.is_dir() {
+            return Err(fail("the output folder of a run").hint(format!(
+                "to train its adapter further, name the base model with {flag}, and set tuning.adapter={}",
+                quoted(&adapter.to_string_lossy())
+            )));
+        }
         let call = format!("tunesmith {command} {}", quoted(&resolved.to_string_lossy()));
         return Err(fail("the output folder of a run").hint(format!("name the run's configuration: `{call}`")));
     }

@@ -135,6 +135,10 @@ pub fn run(args: &Args) -> Result<()> {
         refuse(&written, args.max_difference).inspect_err(|_| drop(std::fs::remove_dir_all(&output)))?;
     }
     let _ = writeln!(text, "as written      {}", show(&written)); // a String never fails
+    if requantization.is_some() && written.agreeing * 10 < written.positions * 9 {
+        text.push_str("warning: the codes change the best token at more than a tenth of the positions. An adapter that is trained on the quantized base \
+                       (tuning.mode: qlora) fits them; or merge without --requantize\n");
+    }
     let _ = writeln!(text, "model           {} ({})", output.display(), human_bytes(bytes));
     if merged.model.weights.wrapping().is_some_and(|wrapping| wrapping.predicts_ahead()) {
         text.push_str(

@@ -48,6 +48,7 @@ mod rank_processes;
 mod reference;
 mod run_plan;
 mod scaling;
+mod setting_flag;
 mod setup_accelerate;
 mod shell_quote;
 mod streams;
@@ -177,7 +178,7 @@ fn parse(args: Vec<OsString>) -> std::result::Result<Cli, clap::Error> {
 
 /// Reads the arguments, and does what they say.
 fn command(args: Vec<OsString>) -> Result<ExitCode> {
-    let usage = match parse(args) {
+    let mut usage = match parse(args) {
         Ok(cli) => {
             crate::threads::check_environment()?;
             return cli.command.run().map(|()| ExitCode::SUCCESS);
@@ -186,7 +187,8 @@ fn command(args: Vec<OsString>) -> Result<ExitCode> {
     };
     // Help and version are asked for and go to stdout; a usage error, which repeats what was typed, goes to stderr.
     if usage.use_stderr() {
-        terminal::print_text(&usage.render().to_string());
+        let hint = setting_flag::hint(&mut usage).unwrap_or_default();
+        terminal::print_text(&(usage.render().to_string() + &hint));
         return Ok(ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2)));
     }
     match usage.print() {
