@@ -7,7 +7,7 @@ use super::{Coding, Place, member_name};
 use tunesmith_base::error::{Error, Result};
 
 const BLOCK: usize = 512;
-/// The largest pax header, in bytes. Such a header holds the name, the size and the times of the member behind it.
+/// The largest extended header, in bytes: a pax header, with name, size and times of the member behind it, or GNU's long name.
 const MOST_EXTENDED: u64 = 1 << 20;
 
 /// The bytes of an archive, read in order.
@@ -119,6 +119,11 @@ impl<R: Bytes> Members<R> {
                 }
                 b'5' => extended = Extended::default(),
                 b'x' => self.pax(size, &mut extended)?,
+                b'L' if size > MOST_EXTENDED => {
+                    return Err(Error::data(format!(
+                        "the archive has a name of {size} bytes, at most {MOST_EXTENDED} are read"
+                    )));
+                }
                 b'L' => extended.path = Some(text(&self.extension(size)?).to_vec()),
                 // A global pax header sets defaults for all members, and no name of a file. A `K` header holds the
                 // target of a link.

@@ -140,6 +140,7 @@ fn a_hostile_tar_archive_is_refused() {
         (whole(&[member("b.png", b'S', b"")]), "a sparse file"),
         (whole(&[member("x", b'x', b"22 GNU.sparse.size=9\n\n"), good.clone()]), "a sparse file"),
         (whole(&[member("x", b'x', b"999 path=b\n"), good.clone()]), "a pax header"),
+        (whole(&[member("x", b'L', &vec![b'n'; (1 << 20) + 1]), good.clone()]), "a name of 1048577 bytes"),
         (whole(&[good.clone(), good.clone()]), "two members of the archive have one name"),
         (good.clone(), "cut off"),
         (good[..700].to_vec(), "cut off"),
