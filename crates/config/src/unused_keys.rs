@@ -2,7 +2,7 @@
 //! is refused.
 use super::enums::{Dedupe, EvalMetric, EvalStrategy, LrScaling, Mode, Optim, SaveStrategy, Task};
 use super::resolved::Resolved;
-use super::schema::{self, Config};
+use super::schema::{self, Config, TuningConfig};
 use super::source::{Setting, Source};
 use super::value::Node;
 use tunesmith_base::error::Result;
@@ -36,6 +36,27 @@ const SWITCHES: &[Switch] = &[
         on: |config| config.vision.world.encoder.is_some(),
         keys: &["vision.world.projection_mode", "vision.world.projection_architecture", "vision.world.image_size"],
         why: "it shapes a second encoder; name its folder, or remove it",
+    },
+    Switch {
+        key: "tuning.freeze_language",
+        on: |config| !config.tuning.freeze_language,
+        keys: &[
+            "tuning.lora.target_modules",
+            "tuning.lora.exclude_modules",
+            "tuning.lora.layers_to_transform",
+            "tuning.lora.target_parameters",
+            "tuning.lora.modules_to_save",
+            "tuning.lora.bias",
+            "tuning.ia3.target_modules",
+            "tuning.ia3.feedforward_modules",
+            "tuning.ia3.exclude_modules",
+            "tuning.ia3.modules_to_save",
+            "tuning.oft.target_modules",
+            "tuning.oft.exclude_modules",
+            "tuning.oft.layers_to_transform",
+            "tuning.oft.modules_to_save",
+        ],
+        why: "it chooses what is trained of the language model, which is frozen; remove one of them",
     },
     Switch {
         key: "tuning.mode",
@@ -185,6 +206,24 @@ fn switch(key: &str, config: &Config) -> Option<&'static Switch> {
     // A task without answers shows none anyway.
     let asks_for_nothing = key == "gen.num_samples" && config.generation.num_samples == 0;
     ADAPTERS.iter().chain(SWITCHES).filter(names).find(|switch| !(switch.on)(config)).filter(|_| !asks_for_nothing)
+}
+
+impl TuningConfig {
+    /// Resets what chooses modules of the language model, for a run that freezes it: an included file may have set them for other runs.
+    pub fn leave_language_out(&mut self) {
+        let Self { lora, ia3, oft, .. } = Self::default();
+        self.lora.target_modules = lora.target_modules;
+        self.lora.exclude_modules = lora.exclude_modules;
+        self.lora.layers_to_transform = lora.layers_to_transform;
+        self.lora.target_parameters = lora.target_parameters;
+        self.lora.modules_to_save = lora.modules_to_save;
+        self.lora.bias = lora.bias;
+        self.ia3 = ia3;
+        self.oft.target_modules = oft.target_modules;
+        self.oft.exclude_modules = oft.exclude_modules;
+        self.oft.layers_to_transform = oft.layers_to_transform;
+        self.oft.modules_to_save = oft.modules_to_save;
+    }
 }
 
 impl Setting {

@@ -31,6 +31,7 @@ mod encoding;
 mod fast_bpe;
 mod fetch_pass;
 mod fields;
+mod file_states;
 mod growth;
 mod inputs;
 mod jinja;

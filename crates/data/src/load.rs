@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::dataset::{Dataset, ValidationCache, data_seed};
 use super::encode::{EncodeOptions, Encoder, Outcome};
 use super::fetch_pass::{self, WebCounts};
+use super::file_states::FileStates;
 use super::inputs::{Input, Inputs};
 use super::parsed_row::Parsed;
 use super::pictures::Pictures;
@@ -225,7 +226,7 @@ impl Loader<'_> {
         let kept =
             self.config.data.use_cache.then(|| self.cache_dir.as_ref().map(|dir| tokens::path(dir, &key))).flatten();
         let found = kept.as_ref().and_then(|path| TokenSet::open(path, &key));
-        if let Some(found) = found.filter(|(set, _)| !self.lacks_pictures(set)) {
+        if let Some(found) = found.filter(|(set, counts)| self.has_pictures_of(set, counts)) {
             let (set, counts) = found;
             return Ok((set, Counts { web: counts.web.of_cache(), ..counts }));
         }
@@ -240,6 +241,14 @@ impl Loader<'_> {
         // Images that another attempt may fetch: without a cache entry, the next run tries again.
         let kept = kept.filter(|_| web.passing == 0);
         self.encode(set, input, self.writer(kept.as_deref(), &key)?, web)
+    }
+
+    /// Whether the files of a cached set's pictures are there, as they were when it was made.
+    fn has_pictures_of(&self, set: &TokenSet, counts: &Counts) -> bool {
+        let Some(pictures) = &self.encoder.pictures else { return true };
+        let mut states = FileStates::default();
+        set.all_pictures().iter().for_each(|(_, examples)| states.add(&**pictures, examples));
+        counts.image_files == states.finish(false) && !self.lacks_pictures(set)
     }
 
     /// Whether the file of a picture that was taken from a row has been removed.
@@ -334,6 +343,7 @@ impl Loader<'_> {
     /// Reads and tokenizes the rows of an input, with their labels.
     fn encode(&self, set: &str, input: &Input, mut writer: TokenWriter, web: WebCounts) -> Result<(TokenSet, Counts)> {
         let mut counts = Counts { web, ..Counts::default() };
+        let mut states = FileStates::default();
         let encoder = &self.encoder;
         let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
@@ -361,6 +371,9 @@ impl Loader<'_> {
                         let lengths = examples.iter().map(|example| example.input_ids.len());
                         counts.turns.add_row(lengths, captions);
                     }
+                    if let Some(files) = &encoder.pictures {
+                        states.add(&**files, &pictures);
+                    }
                     writer.show(pictures);
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
@@ -378,6 +391,7 @@ impl Loader<'_> {
             }
             writer.push(kept.as_ref().map(|(examples, weight)| (examples.as_slice(), *weight)))
         })?;
+        counts.image_files = states.finish(counts.bad_images.rows > 0);
         Ok((writer.finish(&counts)?, counts))
     }
 
@@ -426,7 +440,7 @@ impl Loader<'_> {
     /// The key of an input in the token cache: a hash of all that its tokens depend on.
     fn key(&self, input: &Input) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 3").as_bytes());
+        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 4").as_bytes());
         hasher.update(self.encoder_hash().as_bytes());
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());

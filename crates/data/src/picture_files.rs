@@ -294,6 +294,13 @@ impl Pictures for PictureFiles {
         path.starts_with(&self.kept) && !path.exists()
     }
 
+    fn file_state(&self, name: &str) -> Option<String> {
+        let whole = self.folder.join(split(name).0);
+        let file = archive::split(&whole).map_or(whole, |(archive, _)| archive);
+        let metadata = fs::metadata(&file).ok().filter(|_| !file.starts_with(&self.kept))?;
+        Some(format!("{} {:?}", metadata.len(), metadata.modified().ok()))
+    }
+
     fn among_others(&self, name: String) -> String {
         if self.processor.cuts_alone() { format!("{name}{AMONG_OTHERS}") } else { name }
     }

@@ -53,6 +53,12 @@ pub trait Pictures: Debug + Send + Sync {
         false
     }
 
+    /// Size and time of the last change of a picture's file, as a text. `None` if there is no such file, or if its name is the hash of its
+    /// content.
+    fn file_state(&self, _name: &str) -> Option<String> {
+        None
+    }
+
     /// The name of the same picture where it stands with others in one chat. Some processors cut a picture into tiles
     /// only where it is alone, so it takes other rows there.
     fn among_others(&self, name: String) -> String {

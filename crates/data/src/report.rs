@@ -155,6 +155,9 @@ pub struct Counts {
     /// Images that rows name by web address (`data.allow_image_urls`).
     #[serde(default)]
     pub web: WebCounts,
+    /// Whether the files of the images are those that were tokenized: see [`super::file_states`]. `None` without images.
+    #[serde(default)]
+    pub image_files: Option<String>,
 }
 
 /// Notes about one row for the data report.

@@ -105,7 +105,9 @@ impl Targets {
         // The file of an adapter that trains only `modules_to_save` targets no module.
         let names_none = matches!(&self.target_modules, TargetModules::Regex(rule) if rule == adapters::NO_MODULE);
         let whole_alone = names_none && !self.modules_to_save.is_empty();
-        if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() && !whole_alone {
+        let nothing = placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty();
+        // The file of an adapter on an image encoder alone names no module of the language model.
+        if nothing && !whole_alone && (self.strict || of_vision.is_empty()) {
             return Err(self.nothing_matches(arch, &blocks));
         }
         self.check_parameters(arch, &placed, &on_parameters)?;

@@ -255,7 +255,13 @@ impl FinishedRun<'_> {
                 } else {
                     base.to_owned()
                 };
-                if !is_pair && !has_world {
+                // PEFT takes no adapter without an adapted module.
+                if source.placements.is_empty() {
+                    fact(
+                        "use it",
+                        "infer, eval and chat read it; tunesmith merge writes a model for Transformers".to_owned(),
+                    );
+                } else if !is_pair && !has_world {
                     fact("load in PEFT", format!("PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 }
                 fact("train further", format!("tuning.adapter={}", self.weights.display()));

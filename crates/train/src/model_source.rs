@@ -141,6 +141,9 @@ impl Described {
     ) -> Result<(ModelSource, Config)> {
         let Self { mut config, dir, snapshot, device, mut arch, stored, mut stack, stack_hashes } = self;
         let downloads = Downloads(observer);
+        if config.tuning.freeze_language {
+            config.tuning.leave_language_out();
+        }
         let source = adapter::source(&config, resume, &downloads, observer)?;
         adapter::grow(&config, &dir, source.as_deref(), &mut arch)?;
         arch.separate(Targets::of(&config.tuning).apart());

@@ -96,6 +96,10 @@ impl Pictures for RunPictures {
         self.source.files.is_lost(name)
     }
 
+    fn file_state(&self, name: &str) -> Option<String> {
+        self.source.files.file_state(name)
+    }
+
     fn among_others(&self, name: String) -> String {
         self.source.files.among_others(name)
     }

@@ -268,7 +268,9 @@ impl VisionArch {
         let blocks = (0..self.encoder.feature.blocks).rev();
         let last_blocks = blocks.take_while(|&layer| !encoder && all(self.encoder.block_tensors(layer))).count();
         let linears = (0..self.encoder.feature.blocks).flat_map(|layer| self.encoder.block_linears(layer));
-        let adapted = linears.filter(|linear| has(&format!("{}.lora_A.weight", linear.name)));
+        // A tensor of each kind of adapter: LoRA, OFT, (IA)³.
+        let of_adapter = ["lora_A.weight", "oft_R.weight", "ia3_l"];
+        let adapted = linears.filter(|linear| of_adapter.iter().any(|end| has(&format!("{}.{end}", linear.name))));
         let adapters = adapted.map(|linear| linear.name).collect();
         let connector = all(self.connector.trainable_tensors());
         let newline = self.newline().is_some_and(|spec| has(&spec.name));
@@ -383,9 +385,11 @@ impl VisionArch {
         modules
     }
 
-    /// The linear modules of the encoder that get an adapter; `all-linear` means those of all its blocks.
+    /// The linear modules of the encoder that get an adapter; `all-linear` means those of all its blocks. Blocks that are trained in full get
+    /// none.
     pub fn adapted_linears(&self) -> Vec<LinearSpec> {
-        let linears = (0..self.encoder.feature.blocks).flat_map(|layer| self.encoder.block_linears(layer));
+        let frozen = self.encoder.feature.blocks.saturating_sub(self.training.last_blocks);
+        let linears = (0..frozen).flat_map(|layer| self.encoder.block_linears(layer));
         let named = |linear: &LinearSpec, entry: &String| {
             entry == "all-linear"
                 || linear.name == *entry
