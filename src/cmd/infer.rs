@@ -285,7 +285,7 @@ impl Watcher for Writer<'_> {
 
 fn batch(args: &Args, rows: &[Value], done: &Done, out: &Path, input: &Path) -> Result<()> {
     let ask = &args.ask;
-    let session = ask.open(rows.iter().any(shows_picture), &[])?;
+    let session = ask.open_beside(rows.iter().any(shows_picture), &[], Some(input))?;
     let form = Form::of(session.model.arch.score.as_ref());
     let all_answered = || {
         print_note(&format!("{}: all {} answered", out.display(), are(done.rows, "row")));

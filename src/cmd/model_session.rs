@@ -1,5 +1,5 @@
 //! Shared by `infer` and `chat`: options that choose the model, the loaded model, and the tokens of prompts.
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -109,6 +109,14 @@ impl AskArgs {
     /// # Errors
     /// [`crate::Kind::Config`]: no model is named; those of reading it, and of [`Pictures::keep`].
     pub fn open(&self, sees: bool, images: &[String]) -> Result<ModelSession> {
+        self.open_beside(sees, images, None)
+    }
+
+    /// As [`AskArgs::open`], for the rows of the file `rows`: names of their images are relative to its folder, unless `data.image_dir` is set.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_beside(&self, sees: bool, images: &[String], rows: Option<&Path>) -> Result<ModelSession> {
         let sees = sees || !images.is_empty();
         provenance::check_allowed(&self.allow)?;
         let mut flags = self.generation.flags()?;
@@ -121,6 +129,10 @@ impl AskArgs {
         let mut config = resolved.config;
         if self.model.is_some() {
             config.model.local_dir = None;
+        }
+        if let Some(folder) = rows.and_then(Path::parent) {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            config.data.image_dir.get_or_insert_with(|| folder.to_owned());
         }
         let kwargs = &mut config.data.chat_template_kwargs.0;
         let ReasoningArgs { thinking, no_thinking, reasoning_effort } = &self.reasoning;

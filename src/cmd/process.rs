@@ -84,6 +84,12 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(style) = &args.style {
         report["style"] = style.as_str().into();
     }
+    // Names of images are written as the rows have them.
+    if data.train.has_pictures() && config.data.image_dir.is_none() {
+        terminal::print_note(
+            "names of images stay relative to the folder of the first training file: set data.image_dir to it for the rows written here",
+        );
+    }
     let readable = readable(&data, &files, args.style.as_deref());
     atomic_lines::publish_reported(written, &json_report, &mut report, &[(&text_report, &readable)], existing)?;
     if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable) }

@@ -208,7 +208,11 @@ impl PictureFiles {
             (false, true) => format!("{content} among others"),
             (false, false) => content,
         };
-        Ok((self.processor(file).layout(width, height, several)?, content))
+        let layout = self.processor(file).layout(width, height, several)?;
+        if !split_world(file).1 {
+            layout.tiles.iter().try_for_each(|tile| self.vision.check_tile(tile.rows, tile.columns))?;
+        }
+        Ok((layout, content))
     }
 
     /// Everything that a picture's pixels depend on besides its file. Part of the key of cached features.
@@ -234,6 +238,7 @@ impl PictureFiles {
             Picture::size(&bytes)?
         };
         let layout = self.processor.layout(width, height, split(file).1)?;
+        layout.tiles.iter().try_for_each(|tile| self.vision.check_tile(tile.rows, tile.columns))?;
         if self.vision.start_token.is_some() {
             return Ok(PictureRows { tiles: vec![1], split: None, columns: 1 });
         }

@@ -22,7 +22,7 @@ mod world;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::words::count;
 
@@ -244,6 +244,25 @@ impl VisionArch {
             (Some(_), None) => tiles.map(|rows| rows + 1).sum(),
             (Some(_), Some(joined)) => tiles.next().unwrap_or(0) + joined.decoder_rows(),
         }
+    }
+
+    /// Refuses a tile with so many rows and columns of patches if the encoder or the connector cannot take it.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: the connector joins patches of which the tile has no multiple, or the encoder has fewer positions.
+    pub fn check_tile(&self, rows: usize, columns: usize) -> Result<()> {
+        let side = self.connector.side();
+        let error = if !rows.is_multiple_of(side) || !columns.is_multiple_of(side) {
+            Error::data(format!("a tile of {rows} x {columns} patches, whose sides are no multiples of {side} patches"))
+        } else if self.encoder.interpolation == Some(Interpolation::Axes) && rows.max(columns) > self.encoder.grid[1] {
+            let places = self.encoder.grid[1];
+            Error::data(format!(
+                "an image of {rows} x {columns} patches, and the encoder has {places} positions a side"
+            ))
+        } else {
+            return Ok(());
+        };
+        Err(error.hint("the processor's sizes and config.json must belong to one model"))
     }
 
     /// How many rows of the decoder's input a tile takes that has this many rows and columns of patches.

@@ -187,18 +187,23 @@ impl Model {
         let dx = self.blocks.backward(&walk, &pass, trace, dy, params, trains_below, grads)?;
         if let Some(mut dx) = dx.filter(|_| trains_below) {
             grads.open(embedding.clone());
-            if let (Some(it), Some(inputs), Some(x)) = (&self.per_layer, per_layer, embedded) {
-                let tokens = (&*per_layer_tokens, self.arch.pad_token_id);
-                let dx = (trains_embedding || trains_vision).then_some(&mut dx);
-                self.shards.at(0, values, &pass, |pass| it.backward(pass, inputs, (&x, dx), tokens, grads))?;
+            let per_layer = self.per_layer.as_ref().zip(per_layer).zip(embedded);
+            if per_layer.is_some() || trains_vision {
+                // In one visit of the segment, which is gathered once.
+                self.shards.at(0, values, &pass, |pass| {
+                    if let Some(((it, inputs), x)) = per_layer {
+                        let tokens = (&*per_layer_tokens, self.arch.pad_token_id);
+                        let dx = (trains_embedding || trains_vision).then_some(&mut dx);
+                        it.backward(pass, inputs, (&x, dx), tokens, grads);
+                    }
+                    if !trains_vision {
+                        return Ok(());
+                    }
+                    self.pictures_backward(pass, pictures, training, (&dx, added, across), params, grads)
+                })??;
             }
             if let Some((it, ids)) = positions {
                 it.backward(&dx, ids, grads);
-            }
-            if trains_vision {
-                self.shards.at(0, values, &pass, |pass| {
-                    self.pictures_backward(pass, pictures, training, (&dx, added, across), params, grads)
-                })??;
             }
             if trains_embedding {
                 if let (Some(norm), Some(x)) = (&self.embedding_norm, before_norm) {

@@ -40,7 +40,7 @@ use std::sync::Arc;
 pub(crate) use streams::Trace;
 use tiles::Tiles;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::vision::{Features, Interpolation, VisionArch};
+use tunesmith_config::vision::{Features, VisionArch};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::dropout::{Dropout, key};
@@ -213,25 +213,14 @@ impl Vision {
     }
 
     fn check_own(&self, image: &ImageRows) -> Result<()> {
-        let (side, tiles) = (self.arch.connector.side(), &image.pixels.tiles);
+        let tiles = &image.pixels.tiles;
         let patches: usize = tiles.iter().map(|tile| tile.rows * tile.columns).sum();
         let wanted = self.numbers_of(&image.pixels);
         if patches == 0 || image.pixels.patches.len() != wanted {
             let found = image.pixels.patches.len();
             return Err(Error::data(format!("an image of {patches} patches has {found} numbers, expected {wanted}")));
         }
-        if tiles.iter().any(|tile| !tile.rows.is_multiple_of(side) || !tile.columns.is_multiple_of(side)) {
-            return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));
-        }
-        if self.arch.encoder.interpolation == Some(Interpolation::Axes) {
-            let places = self.arch.encoder.grid[1];
-            if let Some(tile) = tiles.iter().find(|tile| tile.rows.max(tile.columns) > places) {
-                let (rows, columns) = (tile.rows, tile.columns);
-                return Err(Error::data(format!(
-                    "an image of {rows} x {columns} patches, and the encoder has {places} positions a side"
-                )));
-            }
-        }
+        tiles.iter().try_for_each(|tile| self.arch.check_tile(tile.rows, tile.columns))?;
         if let Some(joined) = &image.pixels.joined {
             let [down, across] = joined.tiles;
             let [high, wide] = joined.tile;
