@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tunesmith::Kind;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{self, Config};
+use tunesmith::config::{self, BadImages, Config, Contamination, Dedupe};
 use tunesmith::data::batch::IGNORE;
 use tunesmith::data::{Dataset, Silent, load};
 use tunesmith::hub::{NoProgress, Part};
@@ -641,4 +641,61 @@ fn rows_never_lose_their_images_in_silence() {
     assert!(said(&refused).contains("train.jsonl:71: the row shows images"), "{}", said(&refused));
     let asked = train(&config, &["vision.load=false", "data.format=text", "data.val_path=[]"]);
     assert!(asked.status.success(), "{}", said(&asked));
+}
+
+/// Sizes decide how many tokens an image takes, and a damaged file leaves its row out: cached tokens are of the files that were there.
+#[test]
+fn a_replaced_or_repaired_image_is_tokenized_again() {
+    let root = tempfile::tempdir().unwrap();
+    let (folder, rows, images) =
+        (root.path().join("model"), root.path().join("rows.jsonl"), root.path().join("images"));
+    model("qwen2_5_vl", &folder);
+    fs::create_dir(&images).unwrap();
+    let put = |name: &str, of: &str| drop(fs::copy(golden("pixels").join(of), images.join(name)).unwrap());
+    put("one.png", "rgb.png");
+    fs::write(images.join("two.png"), "no image").unwrap();
+    let row = |name: &str| json!({"image": name, "question": "q", "answer": "a"});
+    write_rows(&rows, [row("one.png"), row("two.png")]);
+    let read = || {
+        let data = dataset(&folder, &rows, |config| {
+            config.data.image_dir = Some(images.clone());
+            config.data.use_cache = true;
+            config.data.cache_dir = Some(root.path().join("cache"));
+            config.data.bad_images = BadImages::Skip;
+        });
+        let data = data.unwrap();
+        (data.report.train.kept, data.report.from_cache, data.train.length(0))
+    };
+    let (kept, _, length) = read();
+    assert_eq!(kept, 1, "a damaged image");
+    assert_eq!(read(), (1, false, length), "and it is looked at again");
+    put("two.png", "rgb.png");
+    assert_eq!(read(), (2, false, length), "repaired");
+    assert_eq!(read(), (2, true, length));
+    put("one.png", "wide.png");
+    let (kept, from_cache, now) = read();
+    assert!(kept == 2 && !from_cache && now != length, "replaced: {now} tokens as before");
+    assert_eq!(read(), (2, true, now));
+}
+
+#[test]
+fn the_same_words_about_another_image_are_another_row() {
+    let root = tempfile::tempdir().unwrap();
+    let [folder, rows, held_out] = ["model", "rows.jsonl", "held_out.jsonl"].map(|name| root.path().join(name));
+    model("llava", &folder);
+    let answer = "a small brown cat sits on the old mat in the house near the open door";
+    let row = |name: &str| json!({"image": name, "question": "What do you see?", "answer": answer});
+    write_rows(&rows, ["rgb.png", "wide.png", "tall.png", "rgb.png"].map(row));
+    for dedupe in [Dedupe::Exact, Dedupe::Minhash] {
+        let report = dataset(&folder, &rows, |config| config.data.dedupe = dedupe).unwrap().report.train;
+        assert_eq!(report.duplicates.rows + report.near_duplicates.rows, 1, "{dedupe:?}");
+    }
+    for (name, contaminated) in [("rgba.png", 0), ("wide.png", 1)] {
+        write_rows(&held_out, [row(name)]);
+        let data = dataset(&folder, &rows, |config| {
+            config.data.val_path = vec![held_out.clone()];
+            config.data.contamination = Contamination::Drop;
+        });
+        assert_eq!(data.unwrap().report.train.contaminated.rows, contaminated, "{name}");
+    }
 }

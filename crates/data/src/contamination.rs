@@ -27,9 +27,17 @@ struct Sketch {
 
 impl Sketch {
     fn of(row: &Row) -> Self {
-        let words = row.words(false);
-        let whole = (!words.is_empty()).then(|| sequence(&words));
-        Self { whole, sequences: if words.len() < WORDS { Vec::new() } else { shingles(&words, WORDS) } }
+        let (words, images) = (row.words(false), row.images_hash());
+        let whole = (!words.is_empty()).then(|| sequence(&words) ^ images);
+        let mut sequences = if words.len() < WORDS { Vec::new() } else { shingles(&words, WORDS) };
+        // The same question about another image is another row.
+        if images != 0 {
+            for sequence in &mut sequences {
+                *sequence ^= images;
+            }
+            sequences.sort_unstable();
+        }
+        Self { whole, sequences }
     }
 }
 

@@ -85,7 +85,13 @@ pub fn near(
 ) -> Result<()> {
     let dir = std::env::temp_dir();
     let mut writer = TokenWriter::temporary(&dir).map_err(|error| Error::io("write to", &dir, &error))?;
-    let sign = |row: super::source::RawRow, forms: &[super::row::Form]| Ok(signature(&row.parse(forms)?.words(true)));
+    let sign = |row: super::source::RawRow, forms: &[super::row::Form]| {
+        let row = row.parse(forms)?;
+        let signature = signature(&row.words(true));
+        // Rows with other images are not alike in any number.
+        let images = row.images_hash() as u32;
+        Ok(signature.map(|numbers| numbers.into_iter().map(|number| number ^ images).collect::<Vec<_>>()))
+    };
     for (set, input) in inputs.iter().enumerate() {
         let mut members = Members::of(&pool.rows, set);
         walker.walk("looking for near-duplicates", input, &sign, &mut |signature| {

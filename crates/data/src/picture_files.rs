@@ -136,8 +136,10 @@ impl PictureFiles {
     /// of its file. A name with both (see [`OR_FILE`]) is fetched only if the file cannot be read.
     fn source<'a>(&self, name: &'a str) -> (Option<&'a str>, &'a str) {
         match name.split_once(OR_FILE) {
-            Some((link, file)) => ((self.web.is_some() && self.read(file).is_err()).then_some(link), file),
-            None => (is_link(name).then_some(name), name),
+            Some((link, file)) if is_link(link) => {
+                ((self.web.is_some() && self.read(file).is_err()).then_some(link), file)
+            }
+            _ => (is_link(name).then_some(name), name),
         }
     }
 

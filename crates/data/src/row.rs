@@ -260,10 +260,21 @@ impl Row {
 
     /// The names of the images that the row shows, as [`super::Pictures::keep`] takes them.
     pub(super) fn into_images(self) -> Vec<String> {
+        self.images().to_vec()
+    }
+
+    /// A hash of the names of the images that the row shows; 0 if it shows none.
+    pub(super) fn images_hash(&self) -> u64 {
+        let images = self.images();
+        let hash = || blake3::hash(format!("{images:?}").as_bytes());
+        if images.is_empty() { 0 } else { u64::from_le_bytes(*hash().as_bytes().first_chunk().expect("32 bytes")) }
+    }
+
+    fn images(&self) -> &[String] {
         match self {
-            Self::Chat(conversation) => conversation.images,
-            Self::Caption { image, .. } => vec![image],
-            Self::Completion { .. } | Self::Text(_) | Self::Tokens { .. } | Self::Labeled { .. } => Vec::new(),
+            Self::Chat(conversation) => &conversation.images,
+            Self::Caption { image, .. } => std::slice::from_ref(image),
+            Self::Completion { .. } | Self::Text(_) | Self::Tokens { .. } | Self::Labeled { .. } => &[],
         }
     }
 

@@ -106,9 +106,7 @@ fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 /// Whether a JPEG, PNG or WebP file ends too early, judged without decoding it.
 fn is_cut_off(bytes: &[u8]) -> bool {
     if is_jpeg(bytes) {
-        // In a scan, a byte 0xff is never followed by a marker's byte. So after the last end marker no scan may begin.
-        let end = bytes.windows(2).rposition(|pair| pair == [0xff, 0xd9]);
-        return bytes[end.unwrap_or(0)..].windows(2).any(|pair| pair == [0xff, 0xda]);
+        return !reaches_end(bytes);
     }
     let number = |at: usize| bytes.get(at..at + 4).and_then(|bytes| bytes.first_chunk().copied());
     if bytes.starts_with(b"RIFF") {
@@ -126,6 +124,28 @@ fn is_cut_off(bytes: &[u8]) -> bool {
         }
     }
     true
+}
+
+/// Whether a JPEG file has its end marker. What lies behind it, such as the film of a motion photo, is not looked at.
+fn reaches_end(bytes: &[u8]) -> bool {
+    // Behind the marker of the start.
+    let mut at = 2;
+    while let Some(offset) = bytes.get(at..).and_then(|rest| rest.iter().position(|&byte| byte == 0xff)) {
+        at += offset + 1;
+        match bytes.get(at) {
+            Some(0xd9) => return true,
+            // In a scan, 0 stands behind a byte 0xff that is no marker. Fill bytes and restarts have no length.
+            Some(0xff) => {}
+            Some(0x00 | 0x01 | 0xd0..=0xd8) => at += 1,
+            _ => {
+                let Some(&[high, low]) = bytes.get(at + 1..at + 3).and_then(|length| length.first_chunk()) else {
+                    return false;
+                };
+                at += 1 + usize::from(u16::from_be_bytes([high, low]));
+            }
+        }
+    }
+    false
 }
 
 fn check(width: u64, height: u64) -> Result<()> {

@@ -131,7 +131,16 @@ impl Processor {
                 steps.push(within(width, height, u64::from(self.patch) * u64::from(merge), [least, most])?);
             }
         }
-        steps.iter().try_for_each(|&step| bounded(step))?;
+        let mut before = (width, height);
+        for &step in &steps {
+            bounded(step)?;
+            // Between the two directions, a picture has the size of the one that was resampled first. Pillow may begin with the other.
+            let between =
+                [(step.0, before.1), (before.0, step.1)].map(|size| (u64::from(size.0) * u64::from(size.1), size));
+            let pil = self.processing.backend == crate::resize::Backend::Pil;
+            bounded(if pil { between[0].min(between[1]).1 } else { between[0].1 })?;
+            before = step;
+        }
         let (width, height) = steps.last().copied().unwrap_or((width, height));
         let (width, height) = match self.processing.crop {
             Some([high, wide]) => {

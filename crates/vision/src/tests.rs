@@ -132,7 +132,10 @@ fn no_step_makes_an_image_larger_than_may_be_read() {
     let padded = json!({"image_processor_type": "LlavaImageProcessor", "do_pad": true, "size": {"shortest_edge": 32}, "crop_size": 32});
     let cropped = json!({"image_processor_type": "CLIPImageProcessor", "do_resize": false, "crop_size": {"height": 16384, "width": 16}});
     let cropped_square = json!({"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 16384});
-    for (settings, width, height) in [(padded, 60_000, 1), (cropped, 60_000, 1), (cropped_square, 32, 32)] {
+    let exact = json!({"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}});
+    // The last one is small, and its size is too, but not what is between resampling one direction and the other.
+    let cases = [(padded, 60_000, 1), (cropped, 60_000, 1), (cropped_square, 32, 32), (exact, 1, 2_900_000)];
+    for (settings, width, height) in cases {
         let processor = processor(settings);
         let error = processor.layout(width, height, false).unwrap_err();
         assert!(error.kind() == tunesmith_base::Kind::Data && error.message().contains("would be made"), "{error}");
@@ -176,6 +179,16 @@ fn a_file_that_is_cut_off_or_changed_never_panics() {
             let _ = Picture::decode(&changed);
             let _ = Picture::size(&changed);
         }
+    }
+}
+
+/// A motion photo has a film behind its picture, whose bytes may be any.
+#[test]
+fn what_lies_behind_a_jpeg_is_not_looked_at() {
+    let bytes = fs::read(golden("rgb.jpg")).unwrap();
+    let whole = Picture::decode(&bytes).unwrap();
+    for film in [&b"\xff\xda\xff\xd8\xff"[..], &[0xff; 9], b"ftypmp42\xff\xd9\xff\xda"] {
+        assert_eq!(Picture::decode(&[&bytes[..], film].concat()).unwrap(), whole);
     }
 }
 
