@@ -134,6 +134,9 @@ impl AskArgs {
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
             config.data.image_dir.get_or_insert_with(|| folder.to_owned());
         }
+        if sees && config.vision.load == Some(false) {
+            return Err(Error::config("vision.load: false, and images are given").hint("remove one of them"));
+        }
         let kwargs = &mut config.data.chat_template_kwargs.0;
         let ReasoningArgs { thinking, no_thinking, reasoning_effort } = &self.reasoning;
         if *thinking || *no_thinking {
@@ -307,7 +310,11 @@ impl ModelSession {
     /// [`crate::Kind::Data`]: the template refuses them, there is none, or the prompt leaves no room for an answer.
     pub fn tokens(&self, messages: Conversation) -> Result<Prompt> {
         let template = self.template.as_ref().ok_or_else(|| {
-            Error::data("the model has no chat template").hint("set data.chat_template: chatml, or ask with --raw")
+            if messages.images.is_empty() {
+                return Error::data("the model has no chat template")
+                    .hint("set data.chat_template: chatml, or ask with --raw");
+            }
+            Error::data("no chat template says where the images are").hint("leave --raw out, or set data.chat_template")
         })?;
         let most = Some(self.model.arch.reach());
         if messages.images.is_empty() {

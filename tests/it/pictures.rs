@@ -651,7 +651,7 @@ fn a_replaced_or_repaired_image_is_tokenized_again() {
         (root.path().join("model"), root.path().join("rows.jsonl"), root.path().join("images"));
     model("qwen2_5_vl", &folder);
     fs::create_dir(&images).unwrap();
-    let put = |name: &str, of: &str| drop(fs::copy(golden("pixels").join(of), images.join(name)).unwrap());
+    let put = |name: &str, of: &str| fs::copy(golden("pixels").join(of), images.join(name)).unwrap();
     put("one.png", "rgb.png");
     fs::write(images.join("two.png"), "no image").unwrap();
     let row = |name: &str| json!({"image": name, "question": "q", "answer": "a"});
