@@ -49,6 +49,7 @@ mod outputs;
 mod pairs;
 mod parity;
 mod peft;
+mod picture_adapters;
 mod picture_modes;
 mod picture_sources;
 mod pictures;

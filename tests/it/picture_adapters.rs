@@ -1,0 +1,111 @@
+//! Adapters on an image encoder, and settings beside them: what a run trains, all other commands read.
+use crate::pictures::{golden, seeing, write_rows};
+use crate::run::fixture::{Fixture, said, train, tunesmith};
+use serde_json::{Value, json};
+use std::fs;
+
+const ADAPTERS: &str = "tuning.vision_target_modules: [all-linear]";
+
+fn done(args: &[&str]) -> String {
+    let output = tunesmith(args).env_remove("CONFIG").output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", said(&output));
+    said(&output)
+}
+
+/// The loss of the model `name` in the results of an evaluation.
+fn loss(fixture: &Fixture, name: &str) -> f64 {
+    let text = fs::read_to_string(fixture.path("out/eval/metrics.json")).unwrap();
+    serde_json::from_str::<Value>(&text).unwrap()["models"][name]["scores"]["loss"]["value"].as_f64().unwrap()
+}
+
+#[test]
+fn what_is_trained_of_an_encoder_is_evaluated_merged_and_exported() {
+    let steps = ["train.max_steps: 6", "train.learning_rate: 0.02", "train.warmup_steps: 0", "gen.max_new_tokens: 2"];
+    for (name, settings) in [
+        ("oft", &["tuning.mode: oft"][..]),
+        ("ia3", &["tuning.mode: ia3"]),
+        ("dora beside unfrozen blocks", &["tuning.lora.use_dora: true", "tuning.vision_unfreeze_layers: 1"]),
+        ("the encoder alone", &["tuning.freeze_language: true"]),
+    ] {
+        let fixture = seeing("qwen2_5_vl");
+        let config = fixture.config("run", &[&steps[..], &[ADAPTERS], settings].concat());
+        let trained = train(&config, &[]);
+        assert!(trained.status.success(), "{name}: {}", said(&trained));
+        let config = config.display().to_string();
+        done(&["eval", &config, "--alone"]);
+        let adapted = loss(&fixture, "tuned");
+        let merged = fixture.path("merged").display().to_string();
+        done(&["merge", &config, "--output", &merged, "--dtype", "float32"]);
+        done(&["export", &config, "--peft"]);
+        done(&["eval", &config, "--base", &format!("model.name={merged}")]);
+        let found = loss(&fixture, "base");
+        assert!((found - adapted).abs() < 1e-4, "{name}: {found} once merged, {adapted} before");
+        let from = format!("tuning.adapter={}", fixture.path("out/adapter").display());
+        let further = ["train", &config, &from, &format!("train.output_dir={}", fixture.path("further").display())];
+        done(&further);
+    }
+}
+
+#[test]
+fn what_chooses_modules_of_a_frozen_language_model_is_refused() {
+    let fixture = seeing("llava");
+    for (key, value) in [("modules_to_save", "[embed_tokens]"), ("target_modules", "[q_proj]"), ("bias", "all")] {
+        let line = format!("tuning.lora.{key}: {value}");
+        let refused = train(&fixture.config("run", &["tuning.freeze_language: true", ADAPTERS, &line]), &[]);
+        let text = said(&refused);
+        assert!(refused.status.code() == Some(2) && text.contains(key) && text.contains("freeze_language"), "{text}");
+    }
+}
+
+/// What makes embeddings for each block and the connector are both in the first segment, which is gathered once for their gradients.
+#[test]
+fn a_connector_beside_embeddings_of_each_block_trains_in_shards() {
+    let fixture = seeing("gemma4");
+    let lines = ["train.max_steps: 2", "train.warmup_steps: 0", "tuning.freeze_connector: false", "gen.num_samples: 0"];
+    let run = |name: &str, more: &[&str]| {
+        let out = format!("train.output_dir: {}", fixture.path(name).display());
+        let done = train(&fixture.config(name, &[&lines[..], more, &[&out]].concat()), &[]);
+        assert!(done.status.success(), "{name}: {}", said(&done));
+        let text = fs::read_to_string(fixture.path(name).join("metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.filter_map(|line| line["loss"].as_f64()).collect::<Vec<f64>>()
+    };
+    let one = run("one", &["train.batch_size: 2", "train.grad_accum: 2"]);
+    let shards =
+        run("shards", &["train.batch_size: 2", "train.grad_accum: 1", "train.strategy: zero3", "train.dp_ranks: 2"]);
+    assert_eq!(one.len(), 2);
+    assert!(one.iter().zip(&shards).all(|(one, other)| (one - other).abs() < 1e-5), "{one:?}, {shards:?}");
+}
+
+#[test]
+fn images_that_fit_no_connector_are_refused_before_the_model_loads() {
+    let fixture = seeing("gemma3");
+    let file = fixture.path("model/preprocessor_config.json");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("32"), "{text}");
+    fs::write(&file, text.replace("32", "40")).unwrap();
+    let refused = train(&fixture.config("run", &["train.max_steps: 1"]), &[]);
+    let text = said(&refused);
+    assert!(
+        refused.status.code() == Some(3) && text.contains("no multiples of") && !text.contains("panicked"),
+        "{text}"
+    );
+}
+
+#[test]
+fn rows_to_answer_name_images_beside_their_file() {
+    let fixture = seeing("llava");
+    let folder = fixture.path("questions");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(golden("pixels/rgb.png"), folder.join("only_here.png")).unwrap();
+    write_rows(&folder.join("rows.jsonl"), [json!({"image": "only_here.png", "question": "what is it?"})]);
+    let (model, rows, out) = (fixture.path("model"), folder.join("rows.jsonl"), folder.join("answers.jsonl"));
+    let [model, rows, out] = [model, rows, out].map(|path| path.display().to_string());
+    done(&["infer", "--model", &model, "--in", &rows, "--out", &out, "gen.max_new_tokens=2"]);
+    assert!(fs::read_to_string(&out).unwrap().contains("answer"));
+    let named =
+        ["--image", &folder.join("only_here.png").display().to_string(), "--prompt", "what?"].map(str::to_owned);
+    let words = ["infer", "--model", &model, &named[0], &named[1], &named[2], &named[3], "vision.load=false"];
+    let refused = tunesmith(&words).env_remove("CONFIG").output().unwrap();
+    assert!(refused.status.code() == Some(2) && said(&refused).contains("vision.load: false"), "{}", said(&refused));
+}
