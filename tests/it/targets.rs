@@ -363,3 +363,23 @@ fn expressions_may_look_around_as_pythons_do() {
     let names = |name: &str| placed.iter().filter(|one| one.module.ends_with(name)).count();
     assert_eq!((placed.len(), names("q_proj"), names("v_proj"), names("o_proj")), (36, 12, 12, 12));
 }
+
+/// A DeepSeek with an MLP beside its experts, whose names PEFT takes for those of the experts, and a router with a buffer.
+#[test]
+fn what_peft_would_not_load_of_shared_experts_and_routers_is_refused() {
+    let config = json!({"model_type": "deepseek_v3", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+        "moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 2, "num_attention_heads": 2, "q_lora_rank": 8,
+        "num_key_value_heads": 2, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8});
+    let arch = Arch::from_json(&config.to_string(), Path::new("config.json")).unwrap();
+    for entry in ["shared_experts.down_proj", "mlp.shared_experts.gate_proj"] {
+        let target_modules = TargetModules::List(vec!["o_proj".into(), entry.into()]);
+        let error = place(&arch, &LoraConfig { r: 4, target_modules, ..LoraConfig::default() }).err().unwrap();
+        assert!(error.message().contains("shared_experts"), "{error}");
+    }
+    for (entry, part) in [("experts", "not yet: experts"), ("gate", "e_score_correction_bias")] {
+        let saved = LoraConfig { modules_to_save: vec![entry.into()], ..LoraConfig::default() };
+        let error = saved.targets().saved_tensors(&arch).unwrap_err();
+        assert!(error.kind() == Kind::Config && error.message().contains(part), "{error}");
+    }
+}

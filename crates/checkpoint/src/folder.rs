@@ -203,10 +203,16 @@ pub fn describe_head(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
         return head.describe(arch.family, arch.padding(), config);
     }
     if arch.separated {
-        let key = "tie_word_embeddings";
-        config.insert(key.into(), false.into());
+        // LFM2's files have a key of their own, which goes before the other.
+        const KEYS: [&str; 2] = ["tie_word_embeddings", "tie_embedding"];
+        let untie = |config: &mut Map<String, Value>| {
+            for key in KEYS.into_iter().filter(|&key| key == KEYS[0] || config.contains_key(key)).collect::<Vec<_>>() {
+                config.insert(key.into(), false.into());
+            }
+        };
+        untie(config);
         if let Some(Value::Object(text)) = config.get_mut("text_config") {
-            text.insert(key.into(), false.into());
+            untie(text);
         }
     }
     Ok(())

@@ -125,6 +125,14 @@ impl Targets {
         Ok(placed)
     }
 
+    /// The first router among `tensors` whose module also holds the bias of the choice, a buffer that is not trained.
+    fn biased_router(&self, arch: &Arch, tensors: &[String]) -> Option<String> {
+        let bias = arch.experts.as_ref()?.choice_bias()?;
+        let module = format!(".{}.weight", bias.strip_suffix(".e_score_correction_bias")?);
+        let router = tensors.iter().find(|name| self.strict && name.ends_with(&module))?;
+        router.strip_suffix(".weight").map(str::to_owned)
+    }
+
     /// Whether an expression matches no module by its name in Transformers, but some by another name: PEFT would then
     /// not find them.
     ///
@@ -206,7 +214,21 @@ impl Targets {
             ))
             .hint("train matrices of blocks by adapters, or by mode: freeze"));
         }
-        if let Some(expert) = tensors.iter().find(|name| name.contains(".experts.")) {
+        // Their module in Transformers 5 is none here.
+        let experts_end_with = |name: &str, entry: &String| {
+            name.find(".experts.").is_some_and(|at| name[..at + ".experts".len()].ends_with(entry.as_str()))
+        };
+        let names_experts = |name: &&String| self.modules_to_save.iter().any(|entry| experts_end_with(name, entry));
+        let all: Vec<String> = arch.parameters().into_iter().map(|spec| spec.name).collect();
+        if let Some(router) = self.biased_router(arch, &tensors) {
+            return Err(Error::config(format!(
+                "{}.modules_to_save: not yet: the router {router}, whose buffer e_score_correction_bias PEFT expects in the file",
+                self.section
+            ))
+            .hint("leave it out, or train it by mode: freeze"));
+        }
+        let expert = tensors.iter().find(|name| name.contains(".experts.")).or_else(|| all.iter().find(names_experts));
+        if let Some(expert) = expert {
             return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section))
                 .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
         }

@@ -71,31 +71,38 @@ pub fn job_showing<'a>(
     let offloaded = offload::tables(arch, config, &whole)?;
     let stays = |name: &&String| *name == EMBEDDING && offload::stays_in_files(arch, config);
     let (full, none) = blocks(config.train.gradient_checkpointing);
+    let base = Base {
+        matrices: match config.model.dtype {
+            Dtype::Float32 => Storage::F32,
+            Dtype::Bfloat16 => Storage::Bf16,
+            Dtype::Auto if through_f32 => Storage::F32,
+            Dtype::Auto => stored,
+        },
+        quantized: quantize::resolve(arch, config, weights)?.and_then(|how| match how.format {
+            Format::Nf4 | Format::Fp4 => Some(Storage::FourBit { double: double(how) }),
+            Format::Int8 => Some(Storage::Int8),
+            Format::Fp8 => Some(Storage::Fp8),
+            Format::Mxfp4 | Format::Fp8Tiles(_) | Format::Int4Groups | Format::Int8Groups | Format::Nvfp4 => None,
+        }),
+        quantized_tensors: quantize::coded(arch, config, weights)?.into(),
+        stored: quantize::kept(arch, config, weights)?.into(),
+        float32: match config.model.dtype {
+            Dtype::Auto if !through_f32 => quantize::float32(arch, config, weights)?.into(),
+            _ => Arc::default(),
+        },
+        wide: Arc::new(placements.iter().filter(|_| takes).map(|it| it.module.clone()).collect()),
+        through_f32,
+        on_host: config.train.offload_param,
+    };
+    let engine = MetaEngine::new(
+        Arch { bitsandbytes, ..arch.clone() },
+        config,
+        shown.map(|shown| shown.pixels.clone()).unwrap_or_default(),
+        &base,
+    )?;
     Ok(Job {
         arch,
-        base: Base {
-            matrices: match config.model.dtype {
-                Dtype::Float32 => Storage::F32,
-                Dtype::Bfloat16 => Storage::Bf16,
-                Dtype::Auto if through_f32 => Storage::F32,
-                Dtype::Auto => stored,
-            },
-            quantized: quantize::resolve(arch, config, weights)?.and_then(|how| match how.format {
-                Format::Nf4 | Format::Fp4 => Some(Storage::FourBit { double: double(how) }),
-                Format::Int8 => Some(Storage::Int8),
-                Format::Fp8 => Some(Storage::Fp8),
-                Format::Mxfp4 | Format::Fp8Tiles(_) | Format::Int4Groups | Format::Int8Groups | Format::Nvfp4 => None,
-            }),
-            quantized_tensors: quantize::coded(arch, config, weights)?.into(),
-            stored: quantize::kept(arch, config, weights)?.into(),
-            float32: match config.model.dtype {
-                Dtype::Auto if !through_f32 => quantize::float32(arch, config, weights)?.into(),
-                _ => Arc::default(),
-            },
-            wide: Arc::new(placements.iter().filter(|_| takes).map(|it| it.module.clone()).collect()),
-            through_f32,
-            on_host: config.train.offload_param,
-        },
+        base,
         trained: Trained {
             values: tensors.iter().map(|(_, shape)| trainable::size(shape)).sum(),
             tensors: whole,
@@ -118,11 +125,7 @@ pub fn job_showing<'a>(
         offloaded,
         pictures: shown.map(|shown| shown.pictures),
         evaluation: None,
-        engine: Arc::new(MetaEngine::new(
-            Arch { bitsandbytes, ..arch.clone() },
-            config,
-            shown.map(|shown| shown.pixels.clone()).unwrap_or_default(),
-        )?),
+        engine: Arc::new(engine),
     })
 }
 

@@ -113,10 +113,15 @@ impl MetaEngine {
     /// Counts passes of `arch` with the settings of `config`. `shown` is the largest image for each image encoder.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: the files of an image encoder, which is opened now, do not fit it.
-    pub(crate) fn new(arch: Arch, config: &Config, shown: Vec<Arc<Pixels>>) -> Result<Self> {
+    /// Those of building the model, which a run would meet as well: settings that do not go with this model; the files of an image encoder
+    /// do not fit it; experts whose numbers make no whole blocks of `base`'s quantization.
+    pub(crate) fn new(arch: Arch, config: &Config, shown: Vec<Arc<Pixels>>, base: &Base) -> Result<Self> {
         let config = config.clone();
-        let model = arch.vision.is_some().then(|| Model::on_meta(&arch, &config)).transpose()?;
+        let model = Some(Model::on_meta(&arch, &config)?);
+        if let Some(it) = arch.experts.as_ref().filter(|_| base.quantized.is_some()) {
+            // All experts are alike.
+            OnGpu::new(&arch, &config, base, Some(Experts { count: it.per_token, per_token: it.per_token }))?;
+        }
         let walked = Mutex::new(Walked { model, ..Walked::default() });
         Ok(Self { arch, config, shown, walked, on_gpu: Mutex::default() })
     }

@@ -187,7 +187,7 @@ fn rows_outside_of_the_lengths_are_counted() {
     assert_eq!(data.train.lengths(), [5, 6]);
     config.data.min_length = Some(100);
     config.data.max_length = None;
-    assert_refused(load_with(&config), &["none of the 4", "data.min_length"]);
+    assert_refused(load_with(&config), &["no row can be used, of 4", "data.min_length"]);
 }
 
 #[test]

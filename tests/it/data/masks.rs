@@ -223,9 +223,12 @@ fn rows_without_labels_are_counted_and_a_set_without_any_is_refused() {
     assert!(data.report.warnings[0].contains("2 of 4 rows left out without labels"), "{:?}", data.report.warnings);
     assert_refused(
         load_text("rows.jsonl", format!("{bad}\n{bad}\n")),
-        &["none of the 2 train rows", "no token carries"],
+        &["no row can be used, of 2 train rows", "no token carries"],
     );
-    assert_refused(load_text("rows.jsonl", "{\"input_ids\": [1, 2], \"labels\": [1, -100]}"), &["none of the 1"]);
+    assert_refused(
+        load_text("rows.jsonl", "{\"input_ids\": [1, 2], \"labels\": [1, -100]}"),
+        &["no row can be used, of 1"],
+    );
 }
 
 #[test]

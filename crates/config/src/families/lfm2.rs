@@ -21,6 +21,8 @@ pub(super) fn defaults() -> Defaults {
         kv_heads: Some(8),
         context: 128_000,
         theta: 1e6,
+        // What its class has; `mlp_width` reads the key of the first files too.
+        intermediate: Some(12_288),
         eps: 1e-5,
         eps_key: "norm_eps",
         // Its class has no key for it.
@@ -96,5 +98,28 @@ fn mlp_width(source: &Source<'_>) -> Result<usize> {
         Ok(width)
     } else {
         Err(source.error(format!("{key} gives MLPs of width {width}, expected at most {}", crate::hf_json::MAX_SIZE)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arch::Arch;
+    use serde_json::json;
+    use std::path::Path;
+
+    #[test]
+    fn the_width_of_mlps_is_read_from_the_first_files_too() {
+        let width = |keys: serde_json::Value| {
+            let mut config = json!({"model_type": "lfm2", "vocab_size": 97, "hidden_size": 56, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]});
+            let fields = config.as_object_mut().expect("an object");
+            fields.extend(keys.as_object().expect("an object").clone());
+            Arch::from_json(&config.to_string(), Path::new("config.json")).unwrap().intermediate_size
+        };
+        assert_eq!(width(json!({"block_ff_dim": 70, "block_auto_adjust_ff_dim": false})), 70);
+        assert_eq!(width(json!({"block_ff_dim": 70, "intermediate_size": 90, "block_auto_adjust_ff_dim": false})), 70);
+        assert_eq!(width(json!({"intermediate_size": 90, "block_auto_adjust_ff_dim": false})), 90);
+        // The default of the class, two thirds of it.
+        assert_eq!(width(json!({})), 8192);
     }
 }

@@ -1,7 +1,7 @@
 //! LFM2 with experts: LFM2's blocks, with experts chosen by sigmoids and a bias behind the first ones.
 use super::lfm2::{defaults, mixers};
 use crate::arch::{Arch, BlockSpec, ExpertNames, Experts, RouterSpec};
-use crate::decoder_json::ExpertDefaults;
+use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
@@ -18,7 +18,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let mut arch = source.decoder(&FAMILY, &defaults())?;
+    let mut arch = source.decoder(&FAMILY, &Defaults { intermediate: Some(7168), ..defaults() })?;
     if source.get("layer_types").is_none() {
         return Err(source.mismatch("layer_types", "a list"));
     }

@@ -94,7 +94,12 @@ impl Targets {
     pub(super) fn refuse_former(&self, arch: &Arch, modules: &[&LinearSpec], rules: &Rules<'_>) -> Result<()> {
         let asked = |module: &str| match &self.target_modules {
             TargetModules::Regex(_) => rules.targets(module),
-            _ => self.lists(module),
+            // The last part of an entry that is longer than that is what PEFT reads.
+            TargetModules::List(entries) => {
+                let names = |entry: &String| entry.contains("shared_expert") && ends_with_module(module, entry);
+                self.lists(module) || entries.iter().any(names)
+            }
+            _ => false,
         };
         let names = modules.iter().map(|linear| linear.name.as_str());
         let Some(dense) = names.filter(|name| self.strict && self.is_former(arch, name)).find(|name| asked(name))
