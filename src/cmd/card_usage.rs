@@ -19,9 +19,9 @@ pub(super) fn task(arch: &Arch) -> &'static str {
     }
 }
 
-/// Python code that loads the folder `PATH`: a whole model, or an adapter for `base`. If rows of tokens were trained, the table of
-/// embeddings may be larger than the base's.
-pub(super) fn code(arch: &Arch, adapter: bool, base: &str) -> String {
+/// Python code that loads the folder `PATH`: a whole model, or an adapter for `base`, whose embeddings have more rows than the base's if
+/// `grown`.
+pub(super) fn code(arch: &Arch, adapter: bool, base: &str, grown: bool) -> String {
     if needs_load_vision(arch) {
         let folder = if adapter { "MERGED" } else { "PATH" };
         let first = if adapter { "# First merge the adapter: tunesmith merge CONFIG --output MERGED\n" } else { "" };
@@ -46,7 +46,7 @@ pub(super) fn code(arch: &Arch, adapter: bool, base: &str) -> String {
     let base = serde_json::Value::from(base);
     let load = format!("base = {class}.from_pretrained({base}{how})\n");
     let last = "model = PeftModel.from_pretrained(base, \"PATH\")";
-    if arch.token_rows.is_empty() {
+    if !grown {
         return format!("from transformers import {config}{class}\nfrom peft import PeftModel\n\n{load}{last}");
     }
     format!(
@@ -57,13 +57,12 @@ pub(super) fn code(arch: &Arch, adapter: bool, base: &str) -> String {
 }
 
 /// How to use the folder `dir`, in a line. What needs more than a text or a line has its code on the card.
-pub(super) fn line(arch: &Arch, adapter: bool, dir: &str) -> String {
+pub(super) fn line(arch: &Arch, adapter: bool, dir: &str, grown: bool) -> String {
     if needs_load_vision(arch) && !adapter {
         return format!("model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")");
     }
-    let grown = adapter && !arch.token_rows.is_empty();
     let task = match task(arch) {
-        task @ "text-generation" if !grown => task,
+        task @ "text-generation" if !(adapter && grown) => task,
         task @ "text-classification" if !adapter => task,
         _ => return format!("{} has the code", Path::new(dir).join("README.md").display()),
     };

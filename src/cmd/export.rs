@@ -12,6 +12,7 @@ use super::terminal::print;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::publish::publish_folder;
 use crate::checkpoint::{MANIFEST, Manifest, folder as companions, peft};
+use crate::config::arch::Arch;
 use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
 use crate::export::card::ModelCard;
@@ -120,11 +121,12 @@ pub fn run(args: &Args) -> Result<()> {
         print(&text)?;
         return push(args, hub.as_ref(), &files);
     }
+    let grown = has_new_tokens(&opened);
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let mut text = note;
     let form_name = if args.peft { "peft" } else { "hf" };
     let target = output_dir(args.output.as_deref(), config.as_ref(), &format!("export-{form_name}"))?;
-    let use_it = card_usage::line(&parts.arch, args.peft, &target.display().to_string());
+    let use_it = card_usage::line(&parts.arch, args.peft, &target.display().to_string(), grown);
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(export_gguf::no_adapter)?;
@@ -215,6 +217,12 @@ fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Resu
     print(&text)
 }
 
+/// Whether the embeddings have rows that the base does not have.
+fn has_new_tokens(opened: &Opened) -> bool {
+    let rows = opened.parts.arch.vocab_size;
+    Arch::from_dir(&opened.parts.base).is_ok_and(|base| base.vocab_size < rows)
+}
+
 /// Renders the model card, and what to say about it. Settings are those that the run used, even if the configuration has changed since.
 fn card(opened: &Opened, adapter: bool) -> Result<(String, String)> {
     let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
@@ -223,7 +231,7 @@ fn card(opened: &Opened, adapter: bool) -> Result<(String, String)> {
         Some(config) => Some(as_run(config)?.unwrap_or_else(|| config.clone())),
         None => None,
     };
-    let usage = card_usage::code(&opened.parts.arch, adapter, &base);
+    let usage = card_usage::code(&opened.parts.arch, adapter, &base, has_new_tokens(opened));
     let (results, note) = opened.config.as_ref().map(results).unwrap_or_default();
     let card = ModelCard {
         name: opened.name(),
