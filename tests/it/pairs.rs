@@ -260,10 +260,10 @@ fn a_stage_that_cannot_keep_what_the_stage_before_has_trained_says_so() {
     };
     refused(&[], "which this run does not train");
     refused(&["tuning.freeze_language=true"], "has trained the language model");
-    // A block that is trained in full has no adapter, and so no place for the one of the stage before.
+    // A block that is trained in full gets no adapter.
     let all = fixture.config("all", &[&encoder, &adapter, adapted, "tuning.vision_unfreeze_layers: 3"]);
     let done = train(&all, &[]);
-    assert!(done.status.code() == Some(2) && said(&done).contains("which this run does not train"), "{}", said(&done));
+    assert!(done.status.code() == Some(2) && said(&done).contains("no block that stays frozen"), "{}", said(&done));
     // What the stage before has not trained starts as in the base.
     stage(&fixture, "three", &[&encoder, &adapter, adapted, "tuning.vision_unfreeze_layers: 1"]);
 }

@@ -364,7 +364,7 @@ fn expressions_may_look_around_as_pythons_do() {
     assert_eq!((placed.len(), names("q_proj"), names("v_proj"), names("o_proj")), (36, 12, 12, 12));
 }
 
-/// A DeepSeek with an MLP beside its experts, whose names PEFT takes for those of the experts, and a router with a buffer.
+/// A `DeepSeek` model with an MLP beside its experts, whose names PEFT takes for those of the experts, and a router with a buffer.
 #[test]
 fn what_peft_would_not_load_of_shared_experts_and_routers_is_refused() {
     let config = json!({"model_type": "deepseek_v3", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,

@@ -331,6 +331,12 @@ fn check_training(vision: &VisionArch) -> Result<()> {
     }
     if !adapters.is_empty() && vision.adapted_linears().is_empty() {
         let names = adapters.join(", ");
+        if *last_blocks > 0 {
+            let none = format!("tuning.vision_target_modules: no block that stays frozen has a linear module {names}");
+            return Err(
+                Error::config(none).hint("lower tuning.vision_unfreeze_layers: blocks that it trains get no adapters")
+            );
+        }
         return Err(Error::config(format!("tuning.vision_target_modules: the encoder has no linear module {names}"))
             .hint("all-linear names all of them"));
     }
