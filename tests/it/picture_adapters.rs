@@ -4,7 +4,7 @@ use crate::run::fixture::{Fixture, said, train, tunesmith};
 use serde_json::{Value, json};
 use std::fs;
 
-const ADAPTERS: &str = "tuning.vision_target_modules: [all-linear]";
+const ADAPTERS: &str = "tuning.vision_target_modules: [\"all-linear\"]";
 
 fn done(args: &[&str]) -> String {
     let output = tunesmith(args).env_remove("CONFIG").output().unwrap();
@@ -49,7 +49,8 @@ fn what_is_trained_of_an_encoder_is_evaluated_merged_and_exported() {
 #[test]
 fn what_chooses_modules_of_a_frozen_language_model_is_refused() {
     let fixture = seeing("llava");
-    for (key, value) in [("modules_to_save", "[embed_tokens]"), ("target_modules", "[q_proj]"), ("bias", "all")] {
+    for (key, value) in [("modules_to_save", "[\"embed_tokens\"]"), ("target_modules", "[\"q_proj\"]"), ("bias", "all")]
+    {
         let line = format!("tuning.lora.{key}: {value}");
         let refused = train(&fixture.config("run", &["tuning.freeze_language: true", ADAPTERS, &line]), &[]);
         let text = said(&refused);

@@ -184,6 +184,13 @@ impl Targets {
         if arch.token_rows.is_empty() {
             return Ok(Vec::new());
         }
+        if self.strict && arch.naming().is_none() && arch.is_renamed() {
+            return Err(Error::config(format!(
+                "not yet: rows of tokens of {} beside adapters",
+                arch.family.model_type
+            ))
+            .hint("PEFT would look for them by another name; set tuning.mode: full, or leave out tuning.new_tokens"));
+        }
         let saved = self.saved_tensors(arch)?;
         let names = arch.tensors().into_iter().map(|spec| spec.name).filter(|name| !saved.contains(name));
         let rows = names.map(|name| (arch.rows_of(&name).len(), name)).filter(|(rows, _)| *rows > 0);
