@@ -72,11 +72,11 @@ impl Targets {
             .hint("leave it out, or train it by mode: freeze"));
         }
         // Files of OLMo Hybrid name these modules otherwise than its class in Transformers, where PEFT looks for them.
-        let renamed = |name: &&String| name.contains("norm") || name.contains("conv1d");
+        let renamed = |name: &&String| ["layer_norm", "layernorm", "conv1d"].iter().any(|part| name.contains(part));
         let of_olmo = tensors.iter().find(renamed).filter(|_| self.strict && arch.family.model_type == "olmo_hybrid");
         if let Some(name) = of_olmo {
             return Err(Error::config(format!("{}.modules_to_save: not yet: {name} of olmo_hybrid", self.section))
-                .hint("train norms and convolutions by mode: freeze"));
+                .hint("train the norms and convolutions of blocks by mode: freeze"));
         }
         let expert = tensors.iter().find(|name| name.contains(".experts.")).or_else(|| all.iter().find(names_experts));
         if let Some(expert) = expert {
