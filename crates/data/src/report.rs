@@ -155,7 +155,7 @@ pub struct Counts {
     /// Images that rows name by web address (`data.allow_image_urls`).
     #[serde(default)]
     pub web: WebCounts,
-    /// Whether the files of the images are those that were tokenized: see [`super::file_states`]. `None` without images.
+    /// A hash of sizes and times of the image files when they were tokenized. `None` without images.
     #[serde(default)]
     pub image_files: Option<String>,
 }
