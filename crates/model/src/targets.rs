@@ -110,8 +110,7 @@ impl Targets {
         let nothing = placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty();
         // The file of an adapter on an image encoder alone names no module of the language model.
         let is_of_vision = |entry: &String| of_vision.iter().any(|placement| placement.module == *entry);
-        let names_vision =
-            matches!(&self.target_modules, TargetModules::List(entries) if entries.iter().all(is_of_vision));
+        let names_vision = matches!(&self.target_modules, TargetModules::List(entries) if !entries.is_empty() && entries.iter().all(is_of_vision));
         if nothing && !whole_alone && !names_vision {
             return Err(self.nothing_matches(arch, &blocks));
         }
