@@ -164,8 +164,8 @@ pub fn histogram(title: &str, unit: &str, values: &[usize], bars: usize) -> Stri
         }
     }
     axis_name(&mut svg, unit, WIDTH);
-    svg.push_str("<text class=\"tick\" x=\"2\" y=\"10\">rows</text></svg>");
-    figure(title, "", &svg)
+    svg.push_str("</svg>");
+    figure(title, "<span>height: rows</span>", &svg)
 }
 
 /// The name of the horizontal axis, below its ticks.
