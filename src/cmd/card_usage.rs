@@ -63,7 +63,7 @@ pub(super) fn line(arch: &Arch, adapter: bool, dir: &str, grown: bool) -> String
     }
     let task = match task(arch) {
         task @ "text-generation" if !(adapter && grown) => task,
-        task @ "text-classification" if !adapter => task,
+        task @ "text-classification" if !adapter && arch.wrapper.is_none() && arch.vision.is_none() => task,
         _ => return format!("{} has the code", Path::new(dir).join("README.md").display()),
     };
     // A JSON string is one of Python's too.

@@ -204,10 +204,10 @@ pub fn describe_head(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
     }
     if arch.separated {
         // LFM2's files have a key of their own, which goes before the other.
-        const KEYS: [&str; 2] = ["tie_word_embeddings", "tie_embedding"];
         let untie = |config: &mut Map<String, Value>| {
-            for key in KEYS.into_iter().filter(|&key| key == KEYS[0] || config.contains_key(key)).collect::<Vec<_>>() {
-                config.insert(key.into(), false.into());
+            config.insert("tie_word_embeddings".into(), false.into());
+            if let Some(own) = config.get_mut("tie_embedding") {
+                *own = false.into();
             }
         };
         untie(config);

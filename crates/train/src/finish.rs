@@ -255,8 +255,8 @@ impl FinishedRun<'_> {
                 } else {
                     base.to_owned()
                 };
-                // PEFT takes no adapter without an adapted module.
-                if source.placements.is_empty() {
+                // PEFT takes no adapter without an adapted module: where only the connector or the encoder is trained.
+                if source.placements.is_empty() && source.arch.freezes_language() {
                     fact(
                         "use it",
                         "infer, eval and chat read it; tunesmith merge writes a model for Transformers".to_owned(),

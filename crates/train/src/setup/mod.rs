@@ -180,7 +180,7 @@ impl Checked {
         };
 
         let steps = self.steps(&config.train, &batch, ranks)?;
-        if steps.warmup_steps >= steps.total_steps {
+        if steps.warmup_steps > 0 && steps.warmup_steps >= steps.total_steps {
             observer.event(&Event::Notice(&format!(
                 "warning: train.warmup_steps: {}, and this run has {}: the learning rate does not reach its peak",
                 steps.warmup_steps,

@@ -70,7 +70,9 @@ fn summary(config: &Config, source: &ModelSource) -> String {
             let q = if quantized && tuning.mode == Mode::Lora { "Q" } else { "" };
             format!("{q}{kind} on {} modules", source.placements.len())
         }
-        None if tuning.mode == Mode::Full && tuning.freeze_vision && source.arch.vision.is_some() => {
+        None if tuning.mode == Mode::Full
+            && source.arch.vision.as_ref().is_some_and(|vision| vision.trained_tensors().is_empty()) =>
+        {
             "every weight of the language model".to_owned()
         }
         None if tuning.mode == Mode::Full => "every weight".to_owned(),
