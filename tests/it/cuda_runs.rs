@@ -82,16 +82,16 @@ fn automatic_batch_sizes_are_measured_on_the_gpu() {
     let fixture = Fixture::new();
     let lines = ["model.device: cuda", "train.max_steps: 2", "train.batch_size: auto", "train.grad_accum: auto"];
     let config = fixture.config("run", &[&lines[..], &["train.effective_batch: 8"]].concat());
-    let (mut rows, expected) = (Vec::new(), {
-        trained(&fixture, &config, "cpu", &["model.device=cpu", "train.batch_size=4"], &[]);
-        losses(&fixture, "cpu")
-    });
-    for (name, memory) in [("roomy", "4294967296"), ("tight", "39200000")] {
+    trained(&fixture, &config, "cpu", &["model.device=cpu", "train.batch_size=4"], &[]);
+    let expected = losses(&fixture, "cpu");
+    // How many rows are as fast as any depends on times. Whether the largest pass fits depends on memory alone.
+    for (name, memory, largest) in
+        [("roomy", "4294967296", "tokens, fits"), ("tight", "39200000", "tokens does not fit; passes are limited to")]
+    {
         let said = trained(&fixture, &config, name, &[], &[("TUNESMITH_STAND_IN_MEMORY", memory)]);
-        let line = said.lines().find(|line| line.contains("effective batch")).expect("the batch").to_owned();
+        let line = said.lines().find(|line| line.contains("effective batch")).expect("the batch");
         assert!(line.ends_with("= 8"), "{line}");
-        rows.push(line);
+        assert!(said.contains(largest), "{name}: {said}");
         assert_close(name, &losses(&fixture, name), &expected);
     }
-    assert_ne!(rows[0], rows[1], "less memory, fewer rows at once");
 }
