@@ -260,18 +260,18 @@ fn gloo_names_who_is_gone_and_who_is_late() {
     if !gloo_is_there() {
         return;
     }
-    let limits = Limits { timeout: Duration::from_millis(1500), ..Limits::default() };
-    // Gone: its connections close, and the others know at once.
-    let mut ranks = world(Engine::Gloo, 3, limits);
+    // Gone: its connections close, and the others know long before the timeout.
+    let mut ranks = world(Engine::Gloo, 3, Limits { timeout: Duration::from_mins(1), ..Limits::default() });
     drop(ranks.pop());
     let began = Instant::now();
     let errors = on_all(&ranks, |comm| comm.all_reduce(&mut [1.0f32; 4000]).unwrap_err());
-    assert!(began.elapsed() < Duration::from_millis(1400), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     for (rank, error) in errors.iter().enumerate() {
         assert_eq!(error.kind(), tunesmith::Kind::Peer);
         assert!(error.message().starts_with(&format!("rank {rank}: all_to_all: rank 2 ended")), "{error}");
     }
     // Late: at the timeout, not before.
+    let limits = Limits { timeout: Duration::from_millis(1500), ..Limits::default() };
     let ranks: Arc<Vec<_>> = Arc::new(world(Engine::Gloo, 2, limits));
     let began = Instant::now();
     let error = ranks[0].barrier().unwrap_err();
