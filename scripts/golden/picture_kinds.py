@@ -8,6 +8,7 @@ kinds.json has versions, and for each file the size and the CRC-32 of its RGB by
 and transparent pixels put on white, and of an animation the first frame. Pillow drops the lower byte of colors with 16 bits, and cuts
 greys with 16 bits off at 255. So for these it is the definition: value / 257, rounded.
 """
+import io
 import json
 import struct
 import sys
@@ -52,6 +53,37 @@ def opened(path):
     return np.array(on_white(image) if image.mode in ("RGBA", "LA") else image.convert("RGB"))
 
 
+def turned_otherwise(folder, plain):
+    """Orientations that are not in the usual place: behind the pixels, in a text as ImageMagick writes it, in XMP data, under two heads."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = exif.tobytes()[6:]
+    profile = f"\nexif\n{len(data):8}\n{data.hex()}\n".encode()
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="5"/></x:xmpmeta>'
+    buffer = io.BytesIO()
+    plain.save(buffer, "PNG")
+    png = buffer.getvalue()
+    head, pixels = png[:33], png[33:-12]
+    end = chunk(b"IEND", b"")
+    name = b"XML:com.adobe.xmp\0"
+    for file, before, behind in [
+        ("turned_late.png", b"", chunk(b"eXIf", data)),
+        ("turned_raw.png", chunk(b"tEXt", b"Raw profile type exif\0" + profile), b""),
+        ("turned_raw_packed.png", b"", chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(profile))),
+        ("turned_xmp.png", chunk(b"iTXt", name + b"\0\0en\0\0" + xmp), b""),
+        ("turned_xmp_packed.png", b"", chunk(b"iTXt", name + b"\1\0\0\0" + zlib.compress(xmp))),
+        ("turned_both.png", chunk(b"iTXt", name + b"\0\0\0\0" + xmp), chunk(b"eXIf", data)),
+        ("behind_the_end.png", b"", end + chunk(b"eXIf", data)),
+    ]:
+        (folder / file).write_bytes(head + before + pixels + behind + (b"" if file == "behind_the_end.png" else end))
+    plain.save(folder / "turned_xmp.webp", lossless=True, xmp=xmp)
+    plain.save(folder / "turned_heads.webp", lossless=True, exif=2 * b"Exif\0\0" + data)
+    # Larger, because tunesmith's decoder of TIFF bounds the memory of a tag by that of the pixels.
+    plain.resize((65, 45), Image.Resampling.NEAREST).save(folder / "turned_xmp.tif", compression="tiff_lzw", tiffinfo={700: xmp})
+    # One color: two decoders of JPEG may round others differently. The size shows the turn.
+    Image.new("RGB", plain.size, (128, 128, 128)).save(folder / "turned_xmp.jpg", xmp=xmp)
+
+
 def main(folder):
     folder.mkdir(parents=True, exist_ok=True)
     expected = {}
@@ -73,6 +105,7 @@ def main(folder):
     exif = Image.Exif()
     exif[0x0112] = 8
     plain.save(folder / "turned.webp", lossless=True, exif=exif)
+    turned_otherwise(folder, plain)
     plain.save(folder / "animated.webp", lossless=True, save_all=True, append_images=[other], duration=100)
     plain.save(folder / "animated.png", save_all=True, append_images=[other], duration=100)
     plain.quantize(16).save(folder / "animated.gif", save_all=True, append_images=[other.quantize(16)], duration=100)

@@ -4,6 +4,7 @@
 //! bytes of a file -> Picture (picture) -> Processor (resize, crop, normalize, cut) -> Pixels
 //! ```
 mod any_res;
+mod orientation;
 mod picture;
 mod processor;
 mod resize;

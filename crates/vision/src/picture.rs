@@ -17,6 +17,7 @@ use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
 use crate::Picture;
+use crate::orientation::{self, png_chunks};
 use crate::resize::resize;
 
 /// The most pixels of a picture: Pillow's `MAX_IMAGE_PIXELS`, from which on it warns of a decompression bomb.
@@ -34,8 +35,8 @@ pub fn is_picture(bytes: &[u8]) -> bool {
 }
 
 impl Picture {
-    /// Decodes a JPEG, PNG, WebP, GIF, BMP or TIFF file. The orientation of its EXIF data is applied, transparent pixels are put
-    /// on white, 16-bit values become 8-bit ones, and of an animation the first frame is taken.
+    /// Decodes a JPEG, PNG, WebP, GIF, BMP or TIFF file. The orientation of its EXIF or XMP data is applied, transparent pixels
+    /// are put on white, 16-bit values become 8-bit ones, and of an animation the first frame is taken.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: the bytes are no such file, are cut off, are a CMYK JPEG, or have more than [`MAX_PIXELS`]
@@ -87,7 +88,7 @@ impl Picture {
                 let mut decoder = reader(bytes)?.into_decoder().map_err(unreadable)?;
                 let (width, height) = decoder.dimensions();
                 check(width.into(), height.into())?;
-                (width, height, decoder.orientation().unwrap_or(Orientation::NoTransforms))
+                (width, height, orientation_of(bytes, &mut decoder))
             };
             Ok(if turns(orientation) { (height, width) } else { (width, height) })
         })
@@ -108,22 +109,11 @@ fn is_cut_off(bytes: &[u8]) -> bool {
     if is_jpeg(bytes) {
         return !reaches_end(bytes);
     }
-    let number = |at: usize| bytes.get(at..at + 4).and_then(|bytes| bytes.first_chunk().copied());
     if bytes.starts_with(b"RIFF") {
-        return number(4).is_none_or(|size| u64::from(u32::from_le_bytes(size)) + 8 > bytes.len() as u64);
+        let size = bytes.get(4..8).and_then(|size| size.first_chunk().copied());
+        return size.is_none_or(|size| u64::from(u32::from_le_bytes(size)) + 8 > bytes.len() as u64);
     }
-    if !bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
-        return false;
-    }
-    // A chunk has a length, a name, as many bytes, and a checksum.
-    let mut at = 8;
-    while let (Some(length), Some(name)) = (number(at), bytes.get(at + 4..at + 8)) {
-        at = at.saturating_add(12).saturating_add(u32::from_be_bytes(length) as usize);
-        if name == b"IEND" {
-            return at > bytes.len();
-        }
-    }
-    true
+    is_png(bytes) && !png_chunks(bytes).any(|(name, _)| name == b"IEND")
 }
 
 /// Whether a JPEG file has its end marker. What lies behind it, such as the film of a motion photo, is not looked at.
@@ -159,6 +149,10 @@ fn check(width: u64, height: u64) -> Result<()> {
     Ok(())
 }
 
+fn is_png(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\x89PNG\r\n\x1a\n")
+}
+
 const fn is_jpeg(bytes: &[u8]) -> bool {
     matches!(bytes, [0xff, 0xd8, 0xff, ..])
 }
@@ -189,7 +183,7 @@ fn jpeg_header(bytes: &[u8]) -> Result<(Jpeg<'_>, u32, u32)> {
 }
 
 fn jpeg_orientation(decoder: &Jpeg<'_>) -> Orientation {
-    decoder.exif().and_then(|exif| Orientation::from_exif_chunk(exif)).unwrap_or(Orientation::NoTransforms)
+    orientation::orientation(decoder.exif().map(Vec::as_slice), decoder.xmp().map(Vec::as_slice))
 }
 
 fn jpeg(bytes: &[u8]) -> Result<(DynamicImage, Orientation)> {
@@ -218,8 +212,27 @@ fn other(bytes: &[u8]) -> Result<(DynamicImage, Orientation)> {
     let mut decoder = reader(bytes)?.into_decoder().map_err(unreadable)?;
     let (width, height) = decoder.dimensions();
     check(width.into(), height.into())?;
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let orientation = orientation_of(bytes, &mut decoder);
     Ok((DynamicImage::from_decoder(decoder).map_err(unreadable)?, orientation))
+}
+
+/// The orientation of a file that is no JPEG.
+fn orientation_of(bytes: &[u8], decoder: &mut impl ImageDecoder) -> Orientation {
+    if is_png(bytes) {
+        return orientation::of_png(bytes);
+    }
+    // Pillow reads none of these two.
+    if bytes.starts_with(b"GIF8") || bytes.starts_with(b"BM") {
+        return Orientation::NoTransforms;
+    }
+    // A TIFF file has the tag itself, and no EXIF data around it.
+    match decoder.orientation() {
+        Ok(Orientation::NoTransforms) | Err(_) => {
+            let (exif, xmp) = (decoder.exif_metadata().ok().flatten(), decoder.xmp_metadata().ok().flatten());
+            orientation::orientation(exif.as_deref(), xmp.as_deref())
+        }
+        Ok(orientation) => orientation,
+    }
 }
 
 /// Puts a picture with transparency on white, as Pillow's `alpha_composite` does.
