@@ -35,16 +35,20 @@ impl Observer for Vandal<'_> {
     }
 }
 
-/// Runs a configuration of the fixture, to which harm is done after its second step. Returns what it said about damage.
-fn harmed(fixture: &Fixture, out: &str, lines: &[&str], harm: &(dyn Fn() + Sync)) -> Result<Vec<String>> {
+/// Runs a configuration of the fixture, to which harm is done after its second step. Returns its notices.
+fn notices(fixture: &Fixture, out: &str, lines: &[&str], harm: &(dyn Fn() + Sync)) -> Result<Vec<String>> {
     let out_dir = format!("train.output_dir: {}", fixture.path(out).display());
     let own = ["train.num_train_epochs: 2", "train.eval_strategy: epoch", &out_dir];
     let config = fixture.config(out, &[&own, lines].concat());
     let resolved = config::load(&config, &[], &[], &[]).unwrap();
     let observer = Vandal { after: 2, harm, said: Mutex::default() };
     run(&resolved, &Options::default(), &Stop::default(), &observer)?;
-    let said = observer.said.into_inner().unwrap();
-    Ok(said.into_iter().filter(|text| text.contains("damaged")).collect())
+    Ok(observer.said.into_inner().unwrap())
+}
+
+/// The [`notices`] about damage.
+fn harmed(fixture: &Fixture, out: &str, lines: &[&str], harm: &(dyn Fn() + Sync)) -> Result<Vec<String>> {
+    Ok(notices(fixture, out, lines, harm)?.into_iter().filter(|text| text.contains("damaged")).collect())
 }
 
 /// The files of the only folder of features below `cache`.
@@ -144,4 +148,21 @@ fn damage_from_before_a_run_is_mended_where_rows_need_it() {
     assert!(files(&fixture.path("cache")).len() > made.len());
     let again = kept(&fixture, "again", "cache", &[&encoder]);
     assert!(!again.2.contains("damaged") && again.0 == first.0, "{}", again.2);
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_costs_its_speed_and_not_the_run() {
+    let fixture = paired();
+    let encoder = encoder(&fixture);
+    harmed(&fixture, "cached", &[&encoder], &|| ()).unwrap();
+    let folder = fixture.path("cache").join("features");
+    fs::remove_dir_all(&folder).unwrap();
+    fs::write(&folder, "a file where the folder belongs").unwrap();
+    let said = notices(&fixture, "each step", &[&encoder], &|| ()).unwrap();
+    let told = |text: &&String| text.starts_with("the features of images are not cached (cannot create ");
+    assert_eq!(said.iter().filter(told).count(), 1, "{said:?}");
+    assert!(adapter(&fixture, "each step") == adapter(&fixture, "cached"));
+    // Who asks for the cache is told that there is none.
+    let refused = notices(&fixture, "asked", &[&encoder, "vision.cache_features: true"], &|| ()).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Io, "{refused}");
 }

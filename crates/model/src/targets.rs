@@ -76,7 +76,10 @@ impl Targets {
         let of_vision = arch.vision.iter().flat_map(|vision| vision.adapted_linears());
         let of_vision: Vec<Placement> = of_vision.map(|linear| rules.placement(&linear, method, None, 1)).collect();
         if arch.freezes_language() {
-            method.check(&of_vision)?;
+            self.check_placed(&of_vision, method)?;
+            if self.strict {
+                self.refuse_unused_patterns(&of_vision, &rules)?;
+            }
             return Ok(of_vision);
         }
         let beyond = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= arch.num_hidden_layers);
@@ -117,16 +120,21 @@ impl Targets {
         self.check_parameters(arch, &placed, &on_parameters)?;
         placed.extend(on_parameters.iter().map(|parameter| parameter.placement(&rules, method)));
         placed.extend(of_vision);
+        self.check_placed(&placed, method)?;
+        if self.strict {
+            self.refuse_unused(arch, &blocks, &placed, &rules)?;
+        }
+        Ok(placed)
+    }
+
+    /// Refuses ranks out of range, and what `method` cannot do on these modules.
+    fn check_placed(&self, placed: &[Placement], method: &dyn Method) -> Result<()> {
         let rank = |placement: &Placement| placement.adapter.rank().map_or(1, |rank| rank.r);
         if let Some(large) = placed.iter().find(|placed| !(1..=MAX_RANK).contains(&rank(placed))) {
             let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", rank(large), large.module);
             return Err(Error::config(format!("{}: {message}", self.section)));
         }
-        method.check(&placed)?;
-        if self.strict {
-            self.refuse_unused(arch, &blocks, &placed, &rules)?;
-        }
-        Ok(placed)
+        method.check(placed)
     }
 
     /// Whether an expression matches no module by its name in Transformers, but some by another name: PEFT would then
@@ -365,6 +373,11 @@ impl Targets {
                 return Err(hint_nearest(error, entry, blocks.iter().map(|linear| last(&linear.name))));
             }
         }
+        self.refuse_unused_patterns(placed, rules)
+    }
+
+    /// Refuses keys of `rank_pattern` and `alpha_pattern` that match no module with an adapter.
+    fn refuse_unused_patterns(&self, placed: &[Placement], rules: &Rules<'_>) -> Result<()> {
         let ranks =
             self.ranks.iter().flat_map(|ranks| ranks.rank_pattern.0.iter().map(|(key, _)| ("rank_pattern", key)));
         let alphas =

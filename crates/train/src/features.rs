@@ -243,7 +243,18 @@ impl ModelSource {
                 one_each.entry(&identity.content).or_insert((file.as_str(), identity));
             }
             let one_each: Vec<_> = one_each.into_values().collect();
-            kept.computed = maker.encode(&pictures.source.files, &one_each, &mut cache, observer)?;
+            kept.computed = match maker.encode(&pictures.source.files, &one_each, &mut cache, observer) {
+                // A disk that is full or cannot be written costs the cache, not the run.
+                Err(error) if !asked && error.kind() == tunesmith_base::Kind::Io => {
+                    observer.end();
+                    let why = error.message();
+                    observer.event(&Event::Notice(&format!(
+                        "the features of images are not cached ({why}): the image encoder runs in every step"
+                    )));
+                    return Ok(None);
+                }
+                done => done?,
+            };
             cache.dir().clone_into(&mut kept.dir);
             Some((RwLock::new(cache), maker))
         };
