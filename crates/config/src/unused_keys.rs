@@ -272,3 +272,32 @@ pub(super) fn refuse(resolved: &Resolved) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::yaml::parse_value;
+
+    #[test]
+    fn what_a_frozen_language_model_does_not_read_is_reset_for_it() {
+        let switch = SWITCHES.iter().find(|switch| switch.key == "tuning.freeze_language").unwrap();
+        let (default, mut config) = (Config::default(), Config::default());
+        let values = |config: &Config| -> Vec<_> {
+            let of = |key: &&str| {
+                let option = schema::options().find(|option| option.path() == *key).unwrap();
+                (option.get)(config)
+            };
+            switch.keys.iter().map(of).collect()
+        };
+        for key in switch.keys {
+            let option = schema::options().find(|option| option.path() == *key).unwrap();
+            let is_set = |text: &&str| {
+                let read = (option.set)(&mut config, &parse_value(text)).is_ok();
+                read && (option.get)(&config) != (option.get)(&default)
+            };
+            assert!(["[q_proj]", "[0]", "all"].iter().any(is_set), "{key}");
+        }
+        config.tuning.leave_language_out();
+        assert_eq!(values(&config), values(&default));
+    }
+}
