@@ -4,11 +4,6 @@ use std::path::Path;
 use super::shell_quote::quoted;
 use crate::config::arch::Arch;
 
-/// Whether Transformers has no class for the whole model: an encoder in files of its own, or a second encoder.
-pub(super) fn needs_load_vision(arch: &Arch) -> bool {
-    arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some() || vision.world.is_some())
-}
-
 /// The task of the model, as the Hugging Face Hub names it (`pipeline_tag`).
 pub(super) fn task(arch: &Arch) -> &'static str {
     match (&arch.score, &arch.vision, arch.wrapper) {
@@ -22,7 +17,7 @@ pub(super) fn task(arch: &Arch) -> &'static str {
 /// Python code that loads the folder `PATH`: a whole model, or an adapter for `base`, whose embeddings have more rows than the base's if
 /// `grown`.
 pub(super) fn code(arch: &Arch, adapter: bool, base: &str, grown: bool) -> String {
-    if needs_load_vision(arch) {
+    let Some(class) = arch.auto_class() else {
         let folder = if adapter { "MERGED" } else { "PATH" };
         let first = if adapter { "# First merge the adapter: tunesmith merge CONFIG --output MERGED\n" } else { "" };
         let question =
@@ -31,8 +26,7 @@ pub(super) fn code(arch: &Arch, adapter: bool, base: &str, grown: bool) -> Strin
             "{first}# load_vision.py is in tunesmith's repository, in scripts/\nfrom load_vision import load, answer\n\n\
              model = load(\"{folder}\")\nprint(answer(model, \"image.jpg\"{question}))"
         );
-    }
-    let class = arch.auto_class();
+    };
     let reader = if arch.vision.is_some() { "AutoProcessor" } else { "AutoTokenizer" };
     let name = if arch.vision.is_some() { "processor" } else { "tokenizer" };
     if !adapter {
@@ -58,7 +52,7 @@ pub(super) fn code(arch: &Arch, adapter: bool, base: &str, grown: bool) -> Strin
 
 /// How to use the folder `dir`, in a line. What needs more than a text or a line has its code on the card.
 pub(super) fn line(arch: &Arch, adapter: bool, dir: &str, grown: bool) -> String {
-    if needs_load_vision(arch) && !adapter {
+    if arch.auto_class().is_none() && !adapter {
         return format!("model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")");
     }
     let task = match task(arch) {

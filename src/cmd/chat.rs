@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::chat_input::{ChatInput, Said};
 use super::infer::{Shower, named_images};
-use super::model_session::{AskArgs, ModelSession, Prompt};
+use super::model_session::{AskArgs, Encoder, ModelSession, Prompt};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::data::{is_link, shown_address};
 use crate::error::{Error, Kind, Result};
@@ -62,7 +62,7 @@ enum Next {
 /// # Errors
 /// The model; the terminal.
 pub fn run(args: &Args) -> Result<()> {
-    let session = args.ask.open(false, &[])?;
+    let session = args.ask.open(Encoder::IfPossible, &[])?;
     if session.model.arch.score.is_some() {
         return Err(Error::config(format!("{}: this model is a classifier and cannot chat", session.what))
             .hint("`tunesmith infer` shows the label, or the number, of a text"));
@@ -173,7 +173,11 @@ impl Chat {
 
     fn show(&mut self, file: &str) -> Result<()> {
         let Some(pictures) = &self.session.pictures else {
-            print_text("the image encoder is not loaded: start with vision.load=true\n");
+            let why = match self.session.config.vision.load {
+                Some(false) => "leave out vision.load=false",
+                _ => "start with vision.load=true, which loads it or says why not",
+            };
+            print_text(&format!("the image encoder is not loaded: {why}\n"));
             return Ok(());
         };
         if file.is_empty() {

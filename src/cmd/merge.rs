@@ -151,12 +151,12 @@ pub fn run(args: &Args) -> Result<()> {
             "note: the adapter changes experts that the base has in MXFP4: all of them are written in the embedding's dtype\n",
         );
     }
-    let class = merged.model.arch.auto_class();
     let dir = output.display();
-    let _ = if card_usage::needs_load_vision(&merged.model.arch) {
-        writeln!(text, "use it          model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")")
-    } else {
-        writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{dir}\")")
+    let _ = match merged.model.arch.auto_class() {
+        Some(class) => writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{dir}\")"),
+        None => {
+            writeln!(text, "use it          model.name={dir}, or in Python scripts/load_vision.py: load(\"{dir}\")")
+        }
     };
     terminal::print(&text)
 }

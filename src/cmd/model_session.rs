@@ -102,22 +102,32 @@ struct BothValues {
     tuned: Vec<f32>,
 }
 
+/// Whether a session loads the model's image encoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoder {
+    /// If images are given, the settings ask for it, the adapter was trained with it, or the model is a pair of both.
+    IfNeeded,
+    /// As well if the model has one that can be opened: images may come later.
+    IfPossible,
+    /// Always: there are images.
+    Needed,
+}
+
 impl AskArgs {
-    /// Opens the model, with its image encoder if `sees`, if images are given, or if its adapter was trained with one. Images of web
-    /// addresses are fetched before the model is loaded.
+    /// Opens the model, with its image encoder as `encoder` says. Images of web addresses are fetched before the model is loaded.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: no model is named; those of reading it, and of [`Pictures::keep`].
-    pub fn open(&self, sees: bool, images: &[String]) -> Result<ModelSession> {
-        self.open_beside(sees, images, None)
+    pub fn open(&self, encoder: Encoder, images: &[String]) -> Result<ModelSession> {
+        self.open_beside(encoder, images, None)
     }
 
     /// As [`AskArgs::open`], for the rows of the file `rows`: names of their images are relative to its folder, unless `data.image_dir` is set.
     ///
     /// # Errors
     /// As there.
-    pub fn open_beside(&self, sees: bool, images: &[String], rows: Option<&Path>) -> Result<ModelSession> {
-        let sees = sees || !images.is_empty();
+    pub fn open_beside(&self, encoder: Encoder, images: &[String], rows: Option<&Path>) -> Result<ModelSession> {
+        let encoder = if images.is_empty() { encoder } else { Encoder::Needed };
         provenance::check_allowed(&self.allow)?;
         let mut flags = self.generation.flags()?;
         if let Some(model) = &self.model {
@@ -134,7 +144,7 @@ impl AskArgs {
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
             config.data.image_dir.get_or_insert_with(|| folder.to_owned());
         }
-        if sees && config.vision.load == Some(false) {
+        if encoder == Encoder::Needed && config.vision.load == Some(false) {
             return Err(Error::config("vision.load: false, and images are given").hint("remove one of them"));
         }
         let kwargs = &mut config.data.chat_template_kwargs.0;
@@ -166,8 +176,8 @@ impl AskArgs {
                 }
                 let mut parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;
                 let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
-                let found =
-                    look(&config, seer, sees || sees_always(&parts) || peft::changes_encoder(dir)?, &downloads)?;
+                let always = sees_always(&parts) || peft::changes_encoder(dir)?;
+                let found = look(&config, seer, if always { Encoder::Needed } else { encoder }, &downloads)?;
                 sight = found.map(|sight| sight.of_adapter(dir)).transpose()?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 let adapter = LoadedAdapter::open(dir, &parts.arch)?;
@@ -179,7 +189,8 @@ impl AskArgs {
                 let below = if other.is_some() { &[][..] } else { &config.tuning.adapters };
                 let mut parts = Parts::open(&model_dir, below, &Vocabulary::default())?;
                 let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
-                sight = look(&of_result(&config, &model_dir), seer, sees || sees_always(&parts), &downloads)?;
+                let encoder = if sees_always(&parts) { Encoder::Needed } else { encoder };
+                sight = look(&of_result(&config, &model_dir), seer, encoder, &downloads)?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 config.tuning.mode = Mode::Lora;
                 config.tuning.lora = idle(&parts.arch);
@@ -248,11 +259,15 @@ fn sees_always(parts: &Parts) -> bool {
     parts.arch.reads_images_across()
 }
 
-/// The image encoder, if it is needed: because images are given, its settings say so, or the model's folder has one in files of its own.
-fn look(config: &Config, seer: Seer<'_>, sees: bool, downloads: &Downloads) -> Result<Option<Sight>> {
+/// The image encoder, if `encoder`, the settings, or files of its own in the model's folder ask for it.
+fn look(config: &Config, seer: Seer<'_>, encoder: Encoder, downloads: &Downloads) -> Result<Option<Sight>> {
     let load = config.vision.load.unwrap_or_else(|| has_encoder(seer.dir));
-    let sees = sees || names_encoder(config) || load;
-    if sees { Sight::open(config, seer, Part::Whole, downloads).map(Some) } else { Ok(None) }
+    let open = || Sight::open(config, seer, Part::Whole, downloads);
+    if encoder == Encoder::Needed || names_encoder(config) || load {
+        return open().map(Some);
+    }
+    // A text model has none, and a model whose images are not read can still answer texts.
+    Ok(if encoder == Encoder::IfPossible && config.vision.load.is_none() { open().ok() } else { None })
 }
 
 /// The special token that ends the assistant's turn: the first special token after the answer, even if it begins the next

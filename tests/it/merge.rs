@@ -1,6 +1,6 @@
 //! `tunesmith merge` of the result of each way of training: checks the printed difference between the logits of the merged model,
 //! in memory and as written, and those of the unmerged adapter.
-use crate::parity::{json, other_kinds};
+use crate::parity::{golden, json, other_kinds};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -278,6 +278,34 @@ fn whole_tables_of_a_tied_model_are_taken_everywhere() {
     let refused = tunesmith(&[&["merge"], &two[..]].concat()).env_remove("CONFIG").output().unwrap();
     assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
     assert!(said(&refused).contains("modules_to_save, which cannot be blended"), "{}", said(&refused));
+}
+
+/// LFM2's own files say that the head is tied in a key of their own.
+#[test]
+fn a_tied_head_of_lfm2_that_was_trained_merges_to_a_folder_that_loads() {
+    let fixture = Fixture::new();
+    let model = fixture.path("model");
+    let write = |config: &Value| std::fs::write(model.join("config.json"), config.to_string()).unwrap();
+    let mut config = json(&golden("lfm2").join("model/config.json"));
+    config["vocab_size"] = 260.into();
+    write(&config);
+    let steps = ["train.max_steps: 2", "train.warmup_steps: 0", "train.learning_rate: 0.05"];
+    let lines = [&steps[..], &["model.init: random", "tuning.mode: full"]].concat();
+    let trained = train(&fixture.config("whole", &lines), &[]);
+    assert!(trained.status.success(), "{}", said(&trained));
+    std::fs::rename(fixture.path("out/model/model.safetensors"), model.join("model.safetensors")).unwrap();
+    std::fs::remove_dir_all(fixture.path("out")).unwrap();
+    config.as_object_mut().unwrap().remove("tie_word_embeddings");
+    config["tie_embedding"] = true.into();
+    write(&config);
+    let config = fixture.config("run", &[&steps[..], &["tuning.lora.modules_to_save: [\"lm_head\"]"]].concat());
+    let trained = train(&config, &[]);
+    assert!(trained.status.success(), "{}", said(&trained));
+    equal("lfm2", &merge(&[config.to_str().unwrap(), "--dtype", "float32"]));
+    let merged = fixture.path("out/merged");
+    assert!(!Arch::from_dir(&merged).unwrap().tie_word_embeddings);
+    assert_eq!(json(&merged.join("config.json"))["tie_embedding"], false);
+    assert!(apart(&merged, &model) > 1e-3, "training shows");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `tunesmith models DIR`: which modules get adapters, and how much memory of a GPU a run takes.
-use crate::parity::golden;
-use crate::run::fixture::{said, tunesmith};
+use crate::parity::{golden, json};
+use crate::run::fixture::{Fixture, said, tunesmith};
 use serde_json::Value;
 
 fn described(family: &str) -> String {
@@ -68,4 +68,26 @@ fn models_says_what_to_do_with_an_image_encoder() {
     let refused = tunesmith(&["models", "examples/caption/encoder"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
     assert!(said(&refused).contains("it is an image encoder: name it in vision.encoder"), "{}", said(&refused));
+}
+
+/// The numbers are counted on a model that is built without values: what cannot be built is said before.
+#[test]
+fn what_no_engine_can_build_is_refused_in_plans_too() {
+    let fixture = Fixture::new();
+    let model = fixture.path("model");
+    let mut config = json(&golden("mixtral").join("model/config.json"));
+    // 4 experts of 20 features: their matrices make no whole blocks of NF4.
+    for (key, value) in [("hidden_size", 52), ("intermediate_size", 20), ("num_attention_heads", 4), ("head_dim", 16)] {
+        config[key] = value.into();
+    }
+    std::fs::write(model.join("config.json"), config.to_string()).unwrap();
+    let model = model.display().to_string();
+    let reason = "no whole number of blocks";
+    let planned = tunesmith(&["plan", "--model", &model, "tuning.mode=qlora"]).output().unwrap();
+    let text = said(&planned);
+    assert!(planned.status.code() == Some(4) && text.contains(reason), "{text}");
+    let described = tunesmith(&["models", &model]).output().unwrap();
+    let text = String::from_utf8(described.stdout).unwrap();
+    assert!(described.status.success() && line(&text, "QLoRA").contains(reason), "{text}");
+    assert!(line(&text, "LoRA").contains("fits"), "{text}");
 }

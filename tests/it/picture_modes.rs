@@ -5,6 +5,8 @@ use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::vision::across::captioner;
 use serde_json::{Value, json};
 use std::fs;
+use std::io::Write as _;
+use std::process::Stdio;
 
 /// A mode of training, and its settings.
 pub type Mode = (&'static str, &'static [&'static str]);
@@ -122,4 +124,30 @@ fn every_model_trains_in_every_mode_packed_and_answers() {
             assert!(packed.len() == 1 && (packed[0] - found[0]).abs() < 1e-5, "{name}, {mode}: {packed:?}, {found:?}");
         }
     }
+}
+
+/// Nobody knows before a conversation whether it will show images.
+#[test]
+fn a_multimodal_model_chats_about_images_without_being_told() {
+    let fixture = seeing("llava");
+    let image = picture("rgb.png");
+    let chat = |model: &str, words: &[&str]| {
+        let mut chat = tunesmith(&[&["chat", "--model", model, "--max-new-tokens", "4"], words].concat());
+        let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let asked = format!("/image {image}\nwhat is it?\n/quit\n");
+        chat.stdin.take().unwrap().write_all(asked.as_bytes()).unwrap();
+        let done = chat.wait_with_output().unwrap();
+        assert!(done.status.success(), "{}", said(&done));
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let model = fixture.path("model").display().to_string();
+    let asked = ["infer", "--model", &model, "--max-new-tokens", "4", "--image", &image, "--prompt", "what is it?"];
+    let asked = tunesmith(&asked).output().unwrap();
+    let answer = String::from_utf8(asked.stdout).unwrap();
+    let told = chat(&model, &[]);
+    assert!(told.contains("shown with the next question") && told.contains(answer.trim_end()), "{answer:?}: {told}");
+    let without = chat(&model, &["vision.load=false"]);
+    assert!(without.contains("leave out vision.load=false"), "{without}");
+    let of_text = chat(&Fixture::new().path("model").display().to_string(), &[]);
+    assert!(of_text.contains("start with vision.load=true, which loads it or says why not"), "{of_text}");
 }

@@ -2,11 +2,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::parity::golden;
 use serde_json::{Value, json};
 use tunesmith::Kind;
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::config::adapters::lora::LoraConfig;
-use tunesmith::config::arch::{Arch, ScoreHead};
+use tunesmith::config::arch::{Arch, ScoreHead, TokenRows};
 use tunesmith::config::{Patterns, TargetModules, TuningConfig};
 use tunesmith::model::adapters::Method;
 use tunesmith::model::targets::{Targets, place};
@@ -382,4 +383,20 @@ fn what_peft_would_not_load_of_shared_experts_and_routers_is_refused() {
         let error = saved.targets().saved_tensors(&arch).unwrap_err();
         assert!(error.kind() == Kind::Config && error.message().contains(part), "{error}");
     }
+}
+
+#[test]
+fn what_peft_would_look_for_by_another_name_is_refused() {
+    let family = |name: &str| Arch::from_dir(&golden(name).join("model")).unwrap();
+    let save = |entry: &str| LoraConfig { modules_to_save: vec![entry.into()], ..LoraConfig::default() };
+    let olmo = family("olmo_hybrid");
+    for entry in ["attention_layer_norm", "post_feedforward_layernorm", "q_conv1d"] {
+        let error = save(entry).targets().saved_tensors(&olmo).unwrap_err();
+        assert!(error.kind() == Kind::Config && error.message().contains("of olmo_hybrid"), "{entry}: {error}");
+    }
+    assert_eq!(save("model.norm").targets().saved_tensors(&olmo).unwrap(), ["model.norm.weight"]);
+    let mut nemotron = family("nemotron_h");
+    nemotron.token_rows = TokenRows::both(&[1, 2]);
+    let error = LoraConfig::default().targets().token_tensors(&nemotron).unwrap_err();
+    assert!(error.kind() == Kind::Config && error.message().contains("rows of tokens of nemotron_h"), "{error}");
 }

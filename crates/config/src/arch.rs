@@ -258,13 +258,17 @@ impl Arch {
         self.vision.as_ref().is_some_and(|vision| vision.training.freeze_language)
     }
 
-    /// The auto class of Transformers that loads the whole model.
-    pub const fn auto_class(&self) -> &'static str {
-        match (&self.score, self.wrapper) {
+    /// The auto class of Transformers that loads the whole model. `None` if there is none: the image encoder is in files of its
+    /// own, or there is a second one. `scripts/load_vision.py` loads these.
+    pub fn auto_class(&self) -> Option<&'static str> {
+        if self.vision.as_ref().is_some_and(|vision| vision.folder.is_some() || vision.world.is_some()) {
+            return None;
+        }
+        Some(match (&self.score, self.wrapper) {
             (Some(_), _) => "AutoModelForSequenceClassification",
             (None, Some(_)) => "AutoModelForImageTextToText",
             (None, None) => "AutoModelForCausalLM",
-        }
+        })
     }
 
     /// Weight and bias of the norm `module` on the stream.

@@ -8,7 +8,7 @@ section! {
     /// How a model sees images (`docs/guides/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
     /// with one.
     VisionConfig = "vision" {
-        /// Whether the image encoder is loaded (`null`: where the first rows of a file show images).
+        /// Whether the image encoder is loaded (`null`: where the first rows of a file show images, and in `chat`).
         load: Option<bool> = None;
         /// An image encoder to pair with a model that has none: a folder, or `owner/name` on the hub. The embeddings of an image
         /// come before its caption.

@@ -229,12 +229,9 @@ impl FinishedRun<'_> {
             Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
-                // Transformers has no class for encoders and a decoder of several checkpoints.
-                if is_pair || has_world {
-                    fact("load in Python", format!("scripts/load_vision.py: load(\"{dir}\")"));
-                } else {
-                    let class = source.arch.auto_class();
-                    fact("load in Transformers", format!("{class}.from_pretrained(\"{dir}\")"));
+                match source.arch.auto_class() {
+                    Some(class) => fact("load in Transformers", format!("{class}.from_pretrained(\"{dir}\")")),
+                    None => fact("load in Python", format!("scripts/load_vision.py: load(\"{dir}\")")),
                 }
                 let keys = [(is_pair, "vision.encoder"), (has_world, "vision.world")];
                 let keys: Vec<&str> = keys.into_iter().filter(|(has, _)| *has).map(|(_, key)| key).collect();
@@ -261,7 +258,7 @@ impl FinishedRun<'_> {
                         "use it",
                         "infer, eval and chat read it; tunesmith merge writes a model for Transformers".to_owned(),
                     );
-                } else if !is_pair && !has_world {
+                } else if source.arch.auto_class().is_some() {
                     fact("load in PEFT", format!("PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 }
                 fact("train further", format!("tuning.adapter={}", self.weights.display()));

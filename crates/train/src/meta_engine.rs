@@ -118,12 +118,14 @@ impl MetaEngine {
     pub(crate) fn new(arch: Arch, config: &Config, shown: Vec<Arc<Pixels>>, base: &Base) -> Result<Self> {
         let config = config.clone();
         let model = Some(Model::on_meta(&arch, &config)?);
+        let mut counted = CountedPasses::default();
         if let Some(it) = arch.experts.as_ref().filter(|_| base.quantized.is_some()) {
-            // All experts are alike.
-            OnGpu::new(&arch, &config, base, Some(Experts { count: it.per_token, per_token: it.per_token }))?;
+            // All experts are alike, and uneven passes are walked with these.
+            let few = Experts { count: it.per_token, per_token: it.per_token };
+            counted.models.push(OnGpu::new(&arch, &config, base, Some(few))?);
         }
         let walked = Mutex::new(Walked { model, ..Walked::default() });
-        Ok(Self { arch, config, shown, walked, on_gpu: Mutex::default() })
+        Ok(Self { arch, config, shown, walked, on_gpu: Mutex::new(counted) })
     }
 
     /// The model with `experts` of its experts and its base in the form `base`: one of `models`, or a new one, which replaces
