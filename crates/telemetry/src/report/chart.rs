@@ -187,7 +187,7 @@ fn figure(title: &str, legend: &str, svg: &str) -> String {
 }
 
 fn grid(svg: &mut String, y_ticks: &[f64], width: f64, y_of: impl Fn(f64) -> f64) {
-    for &tick in y_ticks {
+    for (&tick, label) in y_ticks.iter().zip(tick_labels(y_ticks)) {
         let y = y_of(tick);
         let _ = write!(
             svg,
@@ -195,7 +195,7 @@ fn grid(svg: &mut String, y_ticks: &[f64], width: f64, y_of: impl Fn(f64) -> f64
             width - RIGHT,
             LEFT - 8.0,
             y + 4.0,
-            number(tick),
+            label,
         );
     }
 }
@@ -211,17 +211,34 @@ fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
     (first..=last.max(first + 1)).map(|index| index as f64 * step).collect()
 }
 
+/// The ticks of an axis in one notation, with as many decimals each: 0.5, 1.0, 1.5, or 5e-4, 1e-3, 1.5e-3.
+fn tick_labels(ticks: &[f64]) -> Vec<String> {
+    if ticks.iter().any(|&tick| tick != 0.0 && is_scientific(tick)) {
+        return ticks.iter().map(|&tick| if tick == 0.0 { number(tick) } else { scientific(tick) }).collect();
+    }
+    let decimals = |&tick: &f64| number(tick).split_once('.').map_or(0, |(_, decimals)| decimals.len());
+    let most = ticks.iter().map(decimals).max().unwrap_or(0);
+    ticks.iter().map(|tick| if *tick == 0.0 { "0".to_owned() } else { format!("{tick:.most$}") }).collect()
+}
+
+/// Whether [`number`] writes a value with an exponent.
+fn is_scientific(value: f64) -> bool {
+    !(1e-3..1e6).contains(&value.abs())
+}
+
+fn scientific(value: f64) -> String {
+    format!("{value:.2e}").replace(".00e", "e").replace("0e", "e")
+}
+
 /// Three significant digits, without needless zeros; scientific where that is shorter to read.
 pub fn number(value: f64) -> String {
-    let size = value.abs();
     if value == 0.0 {
         return "0".to_owned();
     }
-    if !(1e-3..1e6).contains(&size) {
-        let text = format!("{value:.2e}");
-        return text.replace(".00e", "e").replace("0e", "e");
+    if is_scientific(value) {
+        return scientific(value);
     }
-    let decimals = (2 - size.log10().floor() as i32).clamp(0, 6) as usize;
+    let decimals = (2 - value.abs().log10().floor() as i32).clamp(0, 6) as usize;
     let text = format!("{value:.decimals$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
@@ -264,6 +281,15 @@ mod tests {
     fn numbers_are_short() {
         let shown = [0.0, 2.0, 0.25, 1234.0, 0.0002, 1.5e7, -4.14159].map(number);
         assert_eq!(shown, ["0", "2", "0.25", "1234", "2e-4", "1.5e7", "-4.14"]);
+    }
+
+    #[test]
+    fn the_ticks_of_an_axis_have_one_notation() {
+        assert_eq!(tick_labels(&[0.0, 5e-4, 1e-3, 1.5e-3]), ["0", "5e-4", "1e-3", "1.5e-3"]);
+        assert_eq!(tick_labels(&[0.0, 0.5, 1.0]), ["0", "0.5", "1.0"]);
+        assert_eq!(tick_labels(&[8.0, 10.0, 12.0]), ["8", "10", "12"]);
+        assert_eq!(tick_labels(&[1.25, 1.3, 1.35]), ["1.25", "1.30", "1.35"]);
+        assert_eq!(tick_labels(&[-1.0, -0.5, 0.0]), ["-1.0", "-0.5", "0"]);
     }
 
     #[test]
