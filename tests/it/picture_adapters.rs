@@ -56,7 +56,7 @@ fn what_chooses_modules_of_a_frozen_language_model_is_refused() {
         let text = said(&refused);
         assert!(refused.status.code() == Some(2) && text.contains(key) && text.contains("freeze_language"), "{text}");
     }
-    let idle = "tuning.lora.rank_pattern: {blocks.7: 2}";
+    let idle = "tuning.lora.rank_pattern: {\"blocks.7\": 2}";
     let refused = train(&fixture.config("run", &["tuning.freeze_language: true", ADAPTERS, idle]), &[]);
     let text = said(&refused);
     assert!(refused.status.code() == Some(2) && text.contains("matches no module that has an adapter"), "{text}");

@@ -138,7 +138,7 @@ fn a_multimodal_model_chats_about_images_without_being_told() {
         chat.stdin.take().unwrap().write_all(asked.as_bytes()).unwrap();
         let done = chat.wait_with_output().unwrap();
         assert!(done.status.success(), "{}", said(&done));
-        String::from_utf8(done.stdout).unwrap()
+        said(&done)
     };
     let model = fixture.path("model").display().to_string();
     let asked = ["infer", "--model", &model, "--max-new-tokens", "4", "--image", &image, "--prompt", "what is it?"];
