@@ -362,8 +362,8 @@ impl ChatPictures {
         let wanted: usize = self.rows[..pictures].iter().sum();
         if places.len() != wanted && !(cut && places.len() < wanted) {
             return Err(Error::data(format!(
-                "the images take {}, the text has {} that stand for them",
-                count(wanted, "row"),
+                "the images have {}, the text has {} that stand for them",
+                count(wanted, "embedding"),
                 count(places.len(), "token")
             ))
             .hint("no message may contain the token that stands for an image"));

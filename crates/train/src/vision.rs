@@ -243,7 +243,7 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
     let token = |text: &str| {
         tokenizer.id(text).ok_or_else(|| {
             Error::config(format!("vision.world: {text:?} is not in the vocabulary"))
-                .hint(format!("add the tokens around its rows: tuning.new_tokens: {WORLD_TOKENS:?}"))
+                .hint(format!("add the tokens around its embeddings: tuning.new_tokens: {WORLD_TOKENS:?}"))
         })
     };
     let tokens = [token(WORLD_TOKENS[0])?, token(WORLD_TOKENS[1])?];
@@ -256,7 +256,7 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
     Ok(VisionArch { world: Some(Arc::new(world)), ..vision })
 }
 
-/// Refuses an image processor that rounds sides to multiples of another number of pixels than becomes a row of the decoder.
+/// Refuses an image processor that rounds sides to multiples of another number of pixels than the model makes an embedding of.
 fn check_unit(folder: &Path, processing: &Processing, vision: &VisionArch) -> Result<()> {
     let own = vision.encoder.patch_size * vision.connector.side();
     let unit = match processing.size {
@@ -266,7 +266,7 @@ fn check_unit(folder: &Path, processing: &Processing, vision: &VisionArch) -> Re
     };
     match unit {
         Some(unit) if unit as usize != own => Err(Error::model(format!(
-            "{}: the image processor makes sides multiples of {unit} pixels, and {own} become a row of the model",
+            "{}: the image processor makes sides multiples of {unit} pixels, and the model one embedding of {own} x {own} pixels",
             folder.display()
         ))
         .hint("the sides of patches and of their squares must be those of config.json")),

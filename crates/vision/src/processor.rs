@@ -406,7 +406,7 @@ fn most_rows(width: u32, height: u32, patch: u32, merge: u32, most: u32) -> Resu
     };
     if wide * high > u64::from(most) {
         return Err(Error::data(format!(
-            "an image of {width} x {height} pixels would take more rows than max_soft_tokens, {most}"
+            "an image of {width} x {height} pixels would take more tokens than max_soft_tokens, {most}"
         )));
     }
     Ok(((wide * unit) as u32, (high * unit) as u32))

@@ -167,7 +167,7 @@ fn gemma4(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let text = source.part("text_config")?;
     // The class puts this token in the place of an image's rows before it looks up embeddings.
     if text.is_null("pad_token_id") {
-        return Err(text.mismatch("pad_token_id", "a token id, which the rows of images have"));
+        return Err(text.mismatch("pad_token_id", "a token id, which stands for images"));
     }
     let per_layer_token = Some(token(&text, &["pad_token_id"], 0)?);
     let bidirectional = match text.text("use_bidirectional_attention")? {

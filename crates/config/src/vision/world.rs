@@ -89,7 +89,7 @@ impl World {
             image_size: source.size_up_to("image_size", None, 4096)?,
         };
         let [begin, end] = source.token_ids("token_ids")?[..] else {
-            return Err(source.mismatch("token_ids", "the two tokens around the rows"));
+            return Err(source.mismatch("token_ids", "the two tokens around the embeddings"));
         };
         let Some(Value::Object(map)) = source.get(ENCODER_CONFIG) else {
             return Err(source.mismatch(ENCODER_CONFIG, "an object that describes the encoder"));
@@ -187,7 +187,7 @@ impl World {
         format!(
             "{}, frozen, {} · {kind} projector, trained",
             self.encoder.class,
-            tunesmith_base::words::count(self.rows(), "row")
+            tunesmith_base::words::count(self.rows(), "embedding")
         )
     }
 }
