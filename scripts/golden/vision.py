@@ -52,6 +52,8 @@ ENCODERS = {
     "dinov2": ("Dinov2Config", "Dinov2Model", dict(mlp_ratio=2), SIDE),
     "dinov2_larger": ("Dinov2Config", "Dinov2Model", dict(mlp_ratio=2), 48),
     "dinov2_registers": ("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", dict(mlp_ratio=2, num_register_tokens=3), SIDE),
+    "dinov2_registers_larger": ("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", dict(mlp_ratio=2, num_register_tokens=3), 48),
+    "dinov2_registers_smaller": ("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", dict(mlp_ratio=2, num_register_tokens=3), 24),
 }
 LANGUAGE = r".*(?:language_model|text_model)\.layers\.\d+\..*\.(?:q|k|v|o|gate|up|down)_proj"
 
@@ -110,7 +112,7 @@ def make_encoder(name, out, seed):
     folder = f"{out}/{name}"
     store(model, f"{folder}/model")
     pixels = normals((2, 3, side, side), seed + 1)
-    more = dict(interpolate_pos_encoding=True) if side != SIDE and kind != "Dinov2Config" else {}
+    more = dict(interpolate_pos_encoding=True) if side != SIDE and not kind.startswith("Dinov2") else {}
     output = model(pixel_values=pixels, output_hidden_states=True, **more)
     last, second = output.last_hidden_state, output.hidden_states[-2]
     weights = normals(tuple(last.shape), seed + 2)
@@ -376,7 +378,9 @@ def arguments_of_command():
 def main():
     arguments = arguments_of_command()
     os.makedirs(arguments.out, exist_ok=True)
-    names = [*ENCODERS, "prefix", "prefix_mlp", "llava", "smolvlm", "gemma3", "prefix_gpt2"]
+    # The place of a name is its seed, so that new ones come last.
+    last = ["dinov2_registers_larger", "dinov2_registers_smaller"]
+    names = [*(name for name in ENCODERS if name not in last), "prefix", "prefix_mlp", "llava", "smolvlm", "gemma3", "prefix_gpt2", *last]
     for number, name in enumerate(names):
         if arguments.only in (None, name):
             (make_encoder if name in ENCODERS else make_model)(name, arguments.out, 7000 + 20 * number)

@@ -46,6 +46,10 @@ MORE = [
     ("patch_size", [[8, 8], 16]), ("num_channels", [1]), ("encoder_stride", [8]), ("pooler_output_size", [16]), ("unknown_key", [1]),
     ("attention_dropout", [0.5]), ("hidden_dropout_prob", [0.5]), ("attention_probs_dropout_prob", [0.5]), ("mlp_ratio", [4]),
 ]
+# Of the decoder, but what rows of an image see depends on it: windows shorter than an image.
+WINDOWS = {"gemma3": [("text_config.sliding_window", [2, 3])]}
+# The same for image processors.
+MORE_OF_PROCESSORS = [("do_center_crop", [True]), ("do_pad", [True]), ("pad_size", [{"height": 64, "width": 64}]), ("unknown_key", [1])]
 LARGE = 5_000_000
 FOLDER = ""
 
@@ -56,14 +60,14 @@ def keys(config, prefix):
             yield prefix + name, value
 
 
-def every_variant(config, composite):
+def every_variant(config, composite, more=()):
     parts = [("", config)] + ([("vision_config.", config["vision_config"])] if composite else [])
     seen, found = set(), []
     for prefix, part in parts:
         found += [(key, other) for key, value in keys(part, prefix) if key != "vision_config" for other in variants(key, value)]
         if not composite or prefix:
             found += [(prefix + key, other) for key, others in MORE for other in others]
-    for key, other in found:
+    for key, other in found + [(key, other) for key, others in more for other in others]:
         text = json.dumps([key, other])
         if text not in seen and json.dumps(lookup(config, key)) != json.dumps(other):
             seen.add(text)
@@ -175,7 +179,7 @@ def model_line(golden, name):
                 os.symlink(os.path.abspath(os.path.join(source, file)), os.path.join(place, file))
         base = outcome(config, run, auto)
         assert not isinstance(base, str), (name, base, getattr(outcome, "reason", None))
-        for key, other in every_variant(config, composite):
+        for key, other in every_variant(config, composite, WINDOWS.get(name, ())):
             add(found, key, other, outcome(changed(without_backbone(config, key), key, other), run, auto), base, sample)
     return dict(model=name, base=sample(base), variants=found)
 
@@ -218,10 +222,15 @@ def processor_line(name, kind, settings):
             others += [[0.1, 0.2, 0.3], 0.25]
         if key in ("size", "crop_size", "max_image_size"):
             others += [48, {"height": 40, "width": 24}, {"shortest_edge": 20}, {"longest_edge": 40}, {"shortest_edge": 20, "longest_edge": 60}]
+            others += [[48, 48], [40, 24], {"shortest_edge": 20, "longest_edge": None}]
         if key == "resample":
             others += [4, 5]
         for other in others:
             if json.dumps(other) != json.dumps(value):
+                add(found, key, other, processed(changed(config, key, other)), base, lambda result: result)
+    for key, others in MORE_OF_PROCESSORS:
+        for other in others:
+            if key not in config:
                 add(found, key, other, processed(changed(config, key, other)), base, lambda result: result)
     return dict(processor=name, settings=config, base=base, variants=found)
 

@@ -3,7 +3,6 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
-use super::card_usage;
 use super::numbers::number;
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal;

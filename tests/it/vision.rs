@@ -478,3 +478,16 @@ pub fn check_cuts(name: &str, mut model: Model, apart: f64) {
     close("gradients", &parts, &whole, 1e-5);
     assert!((gradients(&[0, 4], 8).0 - loss).abs() > apart, "another step drops others");
 }
+
+/// Transformers passes these encoders no word to interpolate positions, and they refuse images of other sizes.
+#[test]
+fn models_whose_encoder_has_one_size_refuse_others() {
+    for name in ["llava", "gemma3", "paligemma", "llava_onevision"] {
+        let model = golden(name).join("model");
+        let vision = VisionArch::of_model(&model, Arch::from_dir(&model).unwrap().hidden_size).unwrap();
+        let [rows, columns] = vision.encoder.grid;
+        vision.check_tile(rows, columns).unwrap();
+        let refused = vision.check_tile(2 * rows, 2 * columns).unwrap_err();
+        assert!(refused.message().contains("the encoder has positions for"), "{name}: {refused}");
+    }
+}

@@ -76,7 +76,7 @@ impl ChatTemplate {
     }
 
     /// Finds and compiles the template: `path` or `builtin` if given, else `chat_template.jinja` of the model folder,
-    /// else `chat_template` in its `tokenizer_config.json`, else in its `chat_template.json` (multimodal models).
+    /// else `chat_template` in its `chat_template.json` (multimodal models), else in its `tokenizer_config.json`.
     /// `None` if there is no template.
     ///
     /// # Errors

@@ -21,8 +21,8 @@ pub(super) struct TemplateSource {
 }
 
 /// Finds the template: `path` or `builtin` if given, else `chat_template.jinja` of the model folder, else `chat_template`
-/// in its `tokenizer_config.json`, whose content is `tokenizer_config`, else in its `chat_template.json` (multimodal
-/// models). `None` if there is no template.
+/// in its `chat_template.json`, which is that of a multimodal model's processor, else in its `tokenizer_config.json`, whose
+/// content is `tokenizer_config`. `None` if there is no template.
 ///
 /// # Errors
 /// A file cannot be read, is too large or not in UTF-8; `chat_template` is not a template.
@@ -50,12 +50,12 @@ pub(super) fn find(
     if let Some(text) = read_template(&path, files::open_member)? {
         return Ok(Some(TemplateSource { text, origin }));
     }
-    let (_, origin) = file("tokenizer_config.json");
-    if let Some(text) = configured(tokenizer_config.get("chat_template"), &origin)? {
+    let (path, origin) = file("chat_template.json");
+    if let Some(text) = configured(read_json(&path)?.get("chat_template"), &origin)? {
         return Ok(Some(TemplateSource { text, origin }));
     }
-    let (path, origin) = file("chat_template.json");
-    let text = configured(read_json(&path)?.get("chat_template"), &origin)?;
+    let (_, origin) = file("tokenizer_config.json");
+    let text = configured(tokenizer_config.get("chat_template"), &origin)?;
     Ok(text.map(|text| TemplateSource { text, origin }))
 }
 

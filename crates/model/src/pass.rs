@@ -299,8 +299,17 @@ impl Layout {
         self
     }
 
-    /// As [`Layout::showing`], but blocks without a window stay causal, and a window also limits what a token sees
-    /// before it in its own image.
+    /// As [`Layout::showing`], but a window also limits what a token sees before it in its own image.
+    #[must_use]
+    pub fn showing_in_windows(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
+        if images.iter().any(|of| !of.is_empty()) {
+            self.all.show(images, windows, in_windows);
+            self.last.show(images, windows, in_windows);
+        }
+        self
+    }
+
+    /// As [`Layout::showing_in_windows`], but blocks without a window stay causal.
     #[must_use]
     pub fn showing_within(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
         if images.iter().any(|of| !of.is_empty()) {
@@ -316,6 +325,10 @@ type MaskOf = for<'m> fn(&'m [Range<usize>], Option<Window>) -> Mask<'m>;
 
 fn everywhere(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
     Mask::Blocks { blocks, window }
+}
+
+fn in_windows(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
+    window.map_or(Mask::Blocks { blocks, window: None }, |window| Mask::BlocksWithin { blocks, window })
 }
 
 fn within_windows(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {

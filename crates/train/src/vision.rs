@@ -260,7 +260,7 @@ pub fn with_world(config: &Config, seer: Seer<'_>, vision: VisionArch) -> Result
 fn check_unit(folder: &Path, processing: &Processing, vision: &VisionArch) -> Result<()> {
     let own = vision.encoder.patch_size * vision.connector.side();
     let unit = match processing.size {
-        Size::MostRows { merge, patch, .. } => Some(merge * patch),
+        Size::MostRows { merge, patch, .. } | Size::Pixels { merge, patch, .. } => Some(merge * patch),
         Size::Within { unit, .. } => Some(unit),
         _ => None,
     };

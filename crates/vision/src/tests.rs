@@ -4,7 +4,7 @@ use crate::resize::resize;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-use tunesmith_config::vision::{Backend, Processing, Resample};
+use tunesmith_config::vision::{Backend, Processing, Resample, Size};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/pixels").join(name)
@@ -200,4 +200,37 @@ fn a_thumbnail_is_a_small_png_of_the_picture() {
     assert!(small.rgb.as_chunks::<3>().0.iter().all(|pixel| *pixel == [10, 200, 30]));
     let tiny = Picture { width: 1, height: 2, rgb: vec![1, 2, 3, 4, 5, 6] };
     assert_eq!(Picture::decode(&tiny.thumbnail(256).unwrap()).unwrap(), tiny);
+}
+
+#[test]
+fn settings_are_read_as_transformers_reads_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |file: &str, settings: Value| {
+        fs::write(folder.path().join(file), settings.to_string()).unwrap();
+        Processing::open(folder.path())
+    };
+    let tile = |size: Value| {
+        let found =
+            open("preprocessor_config.json", json!({"image_processor_type": "GotOcr2ImageProcessor", "size": size}));
+        match found.unwrap().size {
+            Size::Canvas { tile, .. } => tile,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(tile(json!({"height": 32, "width": 40})), [32, 40]);
+    assert_eq!(tile(json!([32, 40])), [32, 40]);
+    assert_eq!(tile(json!(32)), [32, 32]);
+    // Some classes never keep the middle alone. With an older file beside it, that of the whole processor counts.
+    for (class, size, crops) in [
+        ("SmolVLMImageProcessor", json!({"longest_edge": 32}), false),
+        ("SiglipImageProcessor", json!({"height": 32, "width": 32}), true),
+    ] {
+        let more = json!({"image_processor_type": class, "size": size, "do_center_crop": true, "crop_size": 16});
+        let found = open("processor_config.json", json!({"image_processor": more})).unwrap();
+        assert_eq!((found.class, found.crop.is_some()), (class, crops));
+    }
+    let padded =
+        json!({"image_processor_type": "CLIPImageProcessor", "do_pad": true, "pad_size": {"height": 64, "width": 64}});
+    let refused = open("processor_config.json", json!({"image_processor": padded})).unwrap_err();
+    assert!(refused.message().contains("do_pad: true with a pad_size"), "{refused}");
 }

@@ -321,8 +321,11 @@ fn named_templates_of_the_tokenizer_are_chosen_by_name() {
     assert_eq!(find(json!("s")).unwrap(), "s");
     let error = find(json!([{"name": "rag", "template": "r"}, {"name": "tool_use", "template": "t"}])).unwrap_err();
     assert!(error.message().contains("[rag, tool_use]"), "{error}");
+    // Of a multimodal model's processor, which is what Transformers asks for images.
+    std::fs::write(folder.path().join("chat_template.json"), json!({"chat_template": "p"}).to_string()).unwrap();
+    assert_eq!(find(json!("s")).unwrap(), "p", "the processor's comes before tokenizer_config.json");
     std::fs::write(folder.path().join("chat_template.jinja"), "file").unwrap();
-    assert_eq!(find(json!("s")).unwrap(), "file", "the file comes before tokenizer_config.json");
+    assert_eq!(find(json!("s")).unwrap(), "file", "the file comes before both");
 }
 
 /// Texts with what might confuse a mask: special tokens, Jinja, blank space, other scripts.

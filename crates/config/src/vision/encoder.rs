@@ -150,13 +150,18 @@ impl Pointwise {
 pub enum Interpolation {
     /// Bicubic, as `torch.nn.functional.interpolate` does it with `align_corners=False`: ViT, CLIP, SigLIP, `DINOv2`.
     Bicubic,
+    /// Bicubic over all learned positions that a new one covers, as `interpolate` does it with `antialias=True`: `DINOv2` with
+    /// registers.
+    AntialiasedBicubic,
     /// The learned position at the same relative place (Idefics 3).
     Nearest,
     /// Bilinear over all learned positions that a new one covers, as `interpolate` does it with `antialias=True`:
     /// SigLIP 2 NaFlex.
-    Antialiased,
+    AntialiasedBilinear,
     /// Bilinear, with the first and the last position at the ends of a side (`align_corners=True`): Qwen3-VL.
     Bilinear,
+    /// There is no other grid: Transformers' class refuses images of other sizes (LLaVA, Gemma 3, PaliGemma).
+    Fixed,
     /// Without interpolation: a patch's position is the sum of those of its column and of its row, each from a table of
     /// its own (Gemma 4).
     Axes,

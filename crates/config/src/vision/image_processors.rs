@@ -100,7 +100,8 @@ pub(super) struct Class {
     pub(super) older: &'static str,
     pub(super) size: Size,
     pub(super) resample: Resample,
-    pub(super) crops: bool,
+    /// Whether it keeps the middle of a picture by default; `None` if it never does, whatever the file says.
+    pub(super) crops: Option<bool>,
     pub(super) normal: [[f32; 3]; 2],
 }
 
@@ -117,7 +118,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::ShortestEdge(224),
         resample: Resample::Bicubic,
-        crops: true,
+        crops: Some(true),
         normal: OPENAI,
     },
     Class {
@@ -125,7 +126,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "CLIPFeatureExtractor",
         size: Size::ShortestEdge(224),
         resample: Resample::Bicubic,
-        crops: true,
+        crops: Some(true),
         normal: OPENAI,
     },
     Class {
@@ -133,7 +134,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: SQUARE,
         resample: Resample::Bilinear,
-        crops: false,
+        crops: None,
         normal: HALF,
     },
     Class {
@@ -141,7 +142,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::MostRows { most: 280, merge: 3, patch: 16 },
         resample: Resample::Bicubic,
-        crops: false,
+        crops: None,
         normal: [[0.0; 3], [1.0; 3]],
     },
     Class {
@@ -149,7 +150,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::Canvas { tile: [384; 2], cut: false, least: 1, most: 12 },
         resample: Resample::Bicubic,
-        crops: false,
+        crops: None,
         normal: OPENAI,
     },
     Class {
@@ -157,7 +158,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::Tiles { longest_edge: 4 * 364, tile: 364, split: true },
         resample: Resample::Lanczos,
-        crops: false,
+        crops: None,
         normal: HALF,
     },
     Class {
@@ -165,7 +166,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::ShortestEdge(224),
         resample: Resample::Bicubic,
-        crops: true,
+        crops: Some(true),
         normal: OPENAI,
     },
     Class {
@@ -173,7 +174,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::AnyRes { tile: 384 },
         resample: Resample::Bicubic,
-        crops: false,
+        crops: None,
         normal: OPENAI,
     },
     Class {
@@ -181,7 +182,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::Within { most: [1024; 2], unit: 16 },
         resample: Resample::Bicubic,
-        crops: false,
+        crops: None,
         normal: OPENAI,
     },
     Class {
@@ -189,7 +190,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::Pixels { least: 56 * 56, most: 28 * 28 * 1280, merge: 2, patch: 14 },
         resample: Resample::Bicubic,
-        crops: false,
+        crops: None,
         normal: OPENAI,
     },
     Class {
@@ -197,7 +198,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::MostPatches { most: 256, patch: 16 },
         resample: Resample::Bilinear,
-        crops: false,
+        crops: None,
         normal: HALF,
     },
     Class {
@@ -205,7 +206,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: SQUARE,
         resample: Resample::Bicubic,
-        crops: false,
+        crops: Some(false),
         normal: HALF,
     },
     Class {
@@ -213,7 +214,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "",
         size: Size::Tiles { longest_edge: 4 * 364, tile: 364, split: true },
         resample: Resample::Lanczos,
-        crops: false,
+        crops: None,
         normal: HALF,
     },
     Class {
@@ -221,7 +222,7 @@ pub(super) const CLASSES: &[Class] = &[
         older: "ViTFeatureExtractor",
         size: SQUARE,
         resample: Resample::Bilinear,
-        crops: false,
+        crops: Some(false),
         normal: HALF,
     },
 ];

@@ -103,9 +103,9 @@ pub enum Features {
 pub enum Bidirectional {
     /// In no block: attention is causal.
     Never,
-    /// In all blocks. In a block with a sliding window, a row attends to its whole image (Gemma 3).
+    /// In all blocks. A sliding window limits how far back a row sees, also in its image (Gemma 3).
     Always,
-    /// In blocks with a sliding window. The window limits how far back a row sees, also in its image (Gemma 4).
+    /// In blocks with a sliding window, which limits this likewise (Gemma 4).
     Windowed,
 }
 
@@ -254,6 +254,11 @@ impl VisionArch {
         let side = self.connector.side();
         let error = if !rows.is_multiple_of(side) || !columns.is_multiple_of(side) {
             Error::data(format!("a tile of {rows} x {columns} patches, whose sides are no multiples of {side} patches"))
+        } else if self.encoder.interpolation == Some(Interpolation::Fixed) && [rows, columns] != self.encoder.grid {
+            let [high, wide] = self.encoder.grid;
+            Error::data(format!(
+                "an image of {rows} x {columns} patches, and the encoder has positions for {high} x {wide}"
+            ))
         } else if self.encoder.interpolation == Some(Interpolation::Axes) && rows.max(columns) > self.encoder.grid[1] {
             let places = self.encoder.grid[1];
             Error::data(format!(

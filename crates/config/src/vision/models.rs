@@ -8,7 +8,7 @@ use super::across;
 use super::chat::{ChatForm, ChatImages};
 use super::connector::{Connector, Pairing};
 use super::connectors;
-use super::encoder::{Encoder, Feature};
+use super::encoder::{Encoder, Feature, Interpolation};
 use super::families::{ENCODERS, EncoderFamily};
 use super::joined::{self, AnyRes};
 use super::{Bidirectional, Deepstack, Mrope, VisionArch, VisionTraining};
@@ -51,18 +51,29 @@ fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
     (family.read)(source)
 }
 
+/// The encoder in a class that passes it no `interpolate_pos_encoding`: CLIP, SigLIP and ViT then refuse images of other sizes than
+/// `image_size`.
+fn of_one_size(encoder: Encoder) -> Encoder {
+    match encoder.family {
+        "clip_vision_model" | "siglip_vision_model" | "vit" => {
+            Encoder { interpolation: Some(Interpolation::Fixed), ..encoder }
+        }
+        _ => encoder,
+    }
+}
+
 /// The output with this index in an encoder's `hidden_states`, where -1 is that of the last block.
 fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) -> Result<Feature> {
     let outputs = encoder.num_hidden_layers as i64 + 1;
     let at = if index < 0 { outputs + index } else { index };
     match usize::try_from(at).ok().filter(|at| (1..=encoder.num_hidden_layers).contains(at)) {
         Some(blocks) => Ok(Feature { blocks, final_norm: false, ..encoder.feature }),
-        None => Err(source.mismatch(key, &format!("an output from {} to {}", 1 - outputs, outputs - 1))),
+        None => Err(source.mismatch(key, &format!("a block's output: 1 to {0}, or -{0} to -1", outputs - 1))),
     }
 }
 
 fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let encoder = encoder(&source.part("vision_config")?, Some("clip_vision_model"))?;
+    let encoder = of_one_size(encoder(&source.part("vision_config")?, Some("clip_vision_model"))?);
     let token = token(source, &IMAGE, 32_000)?;
     let form = if encoder.rope_in_turns { ChatForm::Pixtral } else { ChatForm::Bare };
     let vision = llava_with(source, encoder, (-2, "default"), decoder_size)?;
@@ -111,7 +122,7 @@ fn llava_onevision(source: &Source<'_>, decoder_size: usize) -> Result<VisionArc
     if vision.map.is_empty() {
         vision.map.extend(defaults.into_iter().map(|(key, size)| (key.to_owned(), size.into())));
     }
-    let encoder = encoder(&vision, Some("siglip_vision_model"))?;
+    let encoder = of_one_size(encoder(&vision, Some("siglip_vision_model"))?);
     if encoder.prefix_tokens() > 0 {
         return Err(source.not_yet(format!("an encoder with a class token ({}) in llava_onevision", encoder.family)));
     }
@@ -146,7 +157,7 @@ fn llava_with(
 }
 
 fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let mut encoder = encoder(&source.part("vision_config")?, Some("siglip_vision_model"))?;
+    let mut encoder = of_one_size(encoder(&source.part("vision_config")?, Some("siglip_vision_model"))?);
     TOWER.clone_into(&mut encoder.prefix);
     let begin = token(source, &["boi_token_id", "boi_token_index"], 255_999)?;
     let end = token(source, &["eoi_token_id", "eoi_token_index"], 256_000)?;
@@ -200,7 +211,7 @@ fn paligemma(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     if projected != decoder_size {
         return Err(source.mismatch("projection_dim", &format!("the width of the language model, {decoder_size}")));
     }
-    let mut encoder = encoder(&vision, Some("siglip_vision_model"))?;
+    let mut encoder = of_one_size(encoder(&vision, Some("siglip_vision_model"))?);
     TOWER.clone_into(&mut encoder.prefix);
     let chat = Some(ChatImages { token: token(source, &IMAGE, 256_000)?, form: ChatForm::Bare });
     Ok(VisionArch { prefix: true, chat, ..whole(source, encoder, decoder_size)? })
@@ -223,7 +234,7 @@ fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
 fn encoder_decoder(dir: &Path, source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let part = source.part("encoder")?;
     across::check(source, &part)?;
-    let (encoder, connector) = across::parts(source, encoder(&part, None)?, decoder_size)?;
+    let (encoder, connector) = across::parts(source, of_one_size(encoder(&part, None)?), decoder_size)?;
     let path = dir.join("generation_config.json");
     let generation = read_text(&path)?.map(|text| Source::parse(&text, &path)).transpose()?;
     let start_token = Some(across::start_token(source, generation.as_ref())?);
@@ -394,7 +405,14 @@ fn paired(part: &Source<'_>, pairing: &Pairing, decoder_size: usize) -> Result<V
     }
     TOWER.clone_into(&mut encoder.prefix);
     if let Some(index) = pairing.feature_layer {
-        encoder.feature = feature_layer(part, "num_hidden_layers", index, &encoder)?;
+        let feature = feature_layer(part, "num_hidden_layers", index, &encoder);
+        encoder.feature = feature.map_err(|_| {
+            Error::config(format!(
+                "vision.feature_layer: {index}, and the encoder has {} blocks",
+                encoder.num_hidden_layers
+            ))
+            .hint(format!("a block's output is 1 to {0}, or -{0} to -1", encoder.num_hidden_layers))
+        })?;
     }
     let connector = connectors::of_pair(pairing, encoder.hidden_size, decoder_size);
     Ok(joined(encoder, connector))

@@ -80,12 +80,8 @@ impl Processing {
         Ok(unit.map_or(processing.clone(), |unit| Self { size: Size::Within { most, unit }, ..processing }))
     }
 
-    /// Reads only the file that describes the image processor.
+    /// Reads only the file that describes the image processor. If both do, `processor_config.json` counts, as in Transformers 5.
     fn of_file(dir: &Path) -> Result<Self> {
-        let path = dir.join("preprocessor_config.json");
-        if let Some(text) = read_text(&path)? {
-            return read(&nulls(Source::parse(&text, &path)?)?);
-        }
         let path = dir.join("processor_config.json");
         if let Some(text) = read_text(&path)? {
             let whole = Source::parse(&text, &path)?;
@@ -93,6 +89,10 @@ impl Processing {
                 let prefix = "image_processor.".to_owned();
                 return read(&nulls(Source { origin: &path, map: map.clone(), prefix })?);
             }
+        }
+        let path = dir.join("preprocessor_config.json");
+        if let Some(text) = read_text(&path)? {
+            return read(&nulls(Source::parse(&text, &path)?)?);
         }
         Err(Error::model(format!("{} has no preprocessor_config.json", dir.display()))
             .hint("copy it from the image encoder's repository: it says how images are resized and normalised"))
@@ -193,10 +193,20 @@ fn read(source: &Source<'_>) -> Result<Processing> {
     if cuts && !source.flag("do_resize", true)? {
         return Err(source.not_yet(format!("do_resize: false for {}", class.name)));
     }
-    if any_res && (!source.flag("do_resize", true)? || source.get("crop_size").is_some()) {
+    let crops = source.flag("do_center_crop", class.crops.unwrap_or(false))?;
+    if any_res && (!source.flag("do_resize", true)? || crops || source.get("crop_size").is_some()) {
         return Err(source.not_yet("do_resize: false or a crop_size for LlavaOnevisionImageProcessor"));
     }
-    if matches!(class.size, Size::Within { .. }) && source.flag("do_center_crop", false)? {
+    let pads = ["Bit", "CLIP", "SiglipI", "ViT"].iter().any(|name| class.name.starts_with(name));
+    // Without a size, pictures are padded to the largest of those that are processed together.
+    if pads && source.flag("do_pad", false)? && source.get("pad_size").is_some() {
+        return Err(source.not_yet(format!("do_pad: true with a pad_size for {}", class.name)));
+    }
+    // No class crops without a size, and some never do.
+    if crops && class.crops != Some(true) && source.get("crop_size").is_none() {
+        return Err(source.mismatch("crop_size", "a size beside do_center_crop: true"));
+    }
+    if matches!(class.size, Size::Within { .. }) && crops {
         return Err(source.not_yet("do_center_crop for PixtralImageProcessor"));
     }
     let size = if source.flag("do_resize", true)? || pan_and_scan.is_some() {
@@ -216,7 +226,7 @@ fn read(source: &Source<'_>) -> Result<Processing> {
         pan_and_scan,
         resample,
         backend: Backend::default(),
-        crop: if source.flag("do_center_crop", class.crops)? { Some(crop(source)?) } else { None },
+        crop: if crops && class.crops.is_some() { Some(crop(source)?) } else { None },
         rescale: source.flag("do_rescale", true)?.then_some(rescale),
         normalize: normalize.then_some(normal),
         channels_last: matches!(class.size, Size::MostPatches { .. } | Size::MostRows { .. }),
@@ -286,7 +296,21 @@ fn resample(source: &Source<'_>, default: Resample) -> Result<Resample> {
 /// The object under `key`, such as `size`; `None` if there is no object.
 fn sizes<'a>(source: &Source<'a>, key: &str) -> Option<Source<'a>> {
     let Some(Value::Object(map)) = source.get(key) else { return None };
-    Some(Source { origin: source.origin, map: map.clone(), prefix: format!("{}{key}.", source.prefix) })
+    let mut map = map.clone();
+    map.retain(|_, value| !value.is_null());
+    Some(Source { origin: source.origin, map, prefix: format!("{}{key}.", source.prefix) })
+}
+
+/// The height and width under a key that is one number for both, or a list of the two. `None` if the key is absent.
+fn square(source: &Source<'_>, key: &str) -> Result<Option<[u32; 2]>> {
+    let Some(Value::Array(list)) = source.get(key) else {
+        return if source.has(key) { side(source, key).map(|side| Some([side; 2])) } else { Ok(None) };
+    };
+    let number = |value: &Value| value.as_u64().filter(|side| (1..=MOST as u64).contains(side)).map(|side| side as u32);
+    match list.iter().map(number).collect::<Option<Vec<u32>>>().as_deref() {
+        Some(&[height, width]) => Ok(Some([height, width])),
+        _ => Err(source.mismatch(key, &format!("a size up to {MOST}, or [height, width]"))),
+    }
 }
 
 fn side(source: &Source<'_>, key: &str) -> Result<u32> {
@@ -321,7 +345,12 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         return within(source, most, unit);
     }
     if let Size::AnyRes { tile } = class.size {
-        let Some(size) = sizes(source, "size") else { return Ok(Size::AnyRes { tile }) };
+        let Some(size) = sizes(source, "size") else {
+            return match square(source, "size")?.unwrap_or([tile; 2]) {
+                [height, width] if height == width => Ok(Size::AnyRes { tile: height }),
+                _ => Err(source.mismatch("size", "square tiles")),
+            };
+        };
         if size.has("shortest_edge") {
             return side(&size, "shortest_edge").map(|tile| Size::AnyRes { tile });
         }
@@ -335,7 +364,7 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
     if let Size::Canvas { tile, least, most, .. } = class.size {
         let tile = match sizes(source, "size") {
             Some(size) => [side(&size, "height")?, side(&size, "width")?],
-            None => tile,
+            None => square(source, "size")?.unwrap_or(tile),
         };
         let tiles = |key: &str, default: u32| {
             source.size_up_to(key, Some(default as usize), MOST_TILES).map(|tiles| tiles as u32)
@@ -356,9 +385,10 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         };
         // Older names of the keys. They take precedence over the newer ones.
         let (least, most) = (area(source, "min_pixels", least)?, area(source, "max_pixels", most)?);
+        let least_key = if source.has("min_pixels") { "min_pixels" } else { "size" };
         let merge = source.size_up_to("merge_size", Some(merge as usize), 64)? as u32;
         if least > most {
-            return Err(source.mismatch("size", "no more pixels for shortest_edge than for longest_edge"));
+            return Err(source.mismatch(least_key, &format!("no more pixels than the most, {most}")));
         }
         let patch = source.size_up_to("patch_size", Some(patch as usize), MOST)? as u32;
         return Ok(Size::Pixels { least, most, merge, patch });

@@ -103,13 +103,12 @@ impl Model {
     /// The layout in which the rows of an image see each other, if the model is such. `images` has the runs of rows of
     /// each sequence.
     pub(super) fn showing(&self, layout: Layout, images: &[Vec<Range<usize>>]) -> Layout {
-        let windowed = self.vision.as_ref().is_some_and(|vision| vision.arch.bidirectional == Bidirectional::Windowed);
-        if windowed {
-            layout.showing_within(images, &self.windows())
-        } else if self.sees_both_ways() || self.has_prefix() {
-            layout.showing(images, &self.windows())
-        } else {
-            layout
+        let bidirectional = self.vision.as_ref().map_or(Bidirectional::Never, |vision| vision.arch.bidirectional);
+        match bidirectional {
+            Bidirectional::Windowed => layout.showing_within(images, &self.windows()),
+            Bidirectional::Always => layout.showing_in_windows(images, &self.windows()),
+            Bidirectional::Never if self.has_prefix() => layout.showing(images, &self.windows()),
+            Bidirectional::Never => layout,
         }
     }
 

@@ -5,25 +5,29 @@ use tunesmith_vision::Tile;
 /// The neighbours of a place in the table, with their weights. A neighbour may be listed twice.
 type Neighbours = Vec<(usize, f64)>;
 
-/// The weights of four neighbours in a cubic convolution with `a = -0.75`, at the share `t` of the way between the second
-/// and the third (Keys, 1981; `PyTorch`'s `get_cubic_upsample_coefficients`).
-fn cubic(t: f64) -> [f64; 4] {
-    let a = -0.75;
-    let near = |x: f64| ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
-    let far = |x: f64| ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a;
-    [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
+/// The kernel of a cubic convolution at a distance (Keys, 1981). PyTorch has `a = -0.75`, and -0.5 with `antialias=True`.
+fn cubic(a: f64, distance: f64) -> f64 {
+    let x = distance.abs();
+    if x < 1.0 {
+        ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    } else if x < 2.0 {
+        ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
+    } else {
+        0.0
+    }
 }
 
-/// The places that each of `size` places covers among `from`, with their weights under a triangle filter that widens as
-/// the grid shrinks: `antialias=True` in PyTorch.
-fn covered(size: usize, from: usize) -> Vec<Neighbours> {
+/// The places that each of `size` places covers among `from`, with their weights under a filter of so many steps to each
+/// side that widens as the grid shrinks: `antialias=True` in PyTorch.
+fn covered(size: usize, from: usize, reach: f64, filter: impl Fn(f64) -> f64) -> Vec<Neighbours> {
     let scale = from as f64 / size as f64;
-    let support = scale.max(1.0);
+    let wide = scale.max(1.0);
+    let support = reach * wide;
     let of = |place: usize| {
         let centre = scale * (place as f64 + 0.5);
         let first = (centre - support + 0.5).max(0.0) as usize;
         let end = ((centre + support + 0.5) as usize).min(from);
-        let weight = |at: usize| (1.0 - ((at as f64 - centre + 0.5) / support).abs()).max(0.0);
+        let weight = |at: usize| filter((at as f64 - centre + 0.5) / wide);
         let total: f64 = (first..end).map(weight).sum();
         (first..end).map(|at| (at, weight(at) / total)).collect()
     };
@@ -33,8 +37,10 @@ fn covered(size: usize, from: usize) -> Vec<Neighbours> {
 /// The neighbours of each of `size` places among `from`. Bicubic: the centres of pixels are half a step in
 /// (`align_corners=False`). Bilinear: the ends of both grids coincide (`align_corners=True`).
 fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> {
-    if rule == Interpolation::Antialiased {
-        return covered(size, from);
+    match rule {
+        Interpolation::AntialiasedBilinear => return covered(size, from, 1.0, |x| (1.0 - x.abs()).max(0.0)),
+        Interpolation::AntialiasedBicubic => return covered(size, from, 2.0, |x| cubic(-0.5, x)),
+        _ => {}
     }
     let bilinear = rule == Interpolation::Bilinear;
     let scale = if bilinear { (from - 1) as f64 / (size.max(2) - 1) as f64 } else { from as f64 / size as f64 };
@@ -42,7 +48,8 @@ fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> 
         let at = if bilinear { scale * place as f64 } else { scale * (place as f64 + 0.5) - 0.5 };
         let first = at.floor();
         let t = at - first;
-        let weights = if bilinear { [0.0, 1.0 - t, t, 0.0] } else { cubic(t) };
+        let weights =
+            if bilinear { [0.0, 1.0 - t, t, 0.0] } else { [1.0 + t, t, 1.0 - t, 2.0 - t].map(|x| cubic(-0.75, x)) };
         let within = |offset: usize| (first as i64 - 1 + offset as i64).clamp(0, from as i64 - 1) as usize;
         (0..4).map(|offset| (within(offset), weights[offset])).collect()
     };
@@ -57,7 +64,7 @@ fn of_tile(spec: &Spec, tile: Tile) -> impl Iterator<Item = (Neighbours, Neighbo
 }
 
 /// The position embeddings of a tile, interpolated from the stored ones, with the class token's first: as
-/// `interpolate(mode="bicubic", align_corners=False)` gives them, or `mode="bilinear", align_corners=True`.
+/// `interpolate(mode="bicubic", align_corners=False)` gives them, or what else the encoder's [`Interpolation`] says.
 pub fn interpolated(stored: &[f32], spec: &Spec, tile: Tile) -> Vec<f32> {
     let (hidden, width) = (spec.hidden_size, spec.grid[1]);
     let class = usize::from(spec.class_token) * hidden;

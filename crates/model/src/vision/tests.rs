@@ -105,7 +105,17 @@ fn walk(model: &Model, encoder: &Encoder, pictures: &[Arc<Pixels>]) -> Result<Wa
 
 #[test]
 fn encoders_equal_transformers() {
-    for name in ["vit", "clip", "siglip", "dinov2", "dinov2_larger", "dinov2_registers", "pixtral_alone"] {
+    for name in [
+        "vit",
+        "clip",
+        "siglip",
+        "dinov2",
+        "dinov2_larger",
+        "dinov2_registers",
+        "dinov2_registers_larger",
+        "dinov2_registers_smaller",
+        "pixtral_alone",
+    ] {
         let stored = WeightFiles::open_file(&golden(name).join("features.safetensors")).unwrap();
         let model = encoder(name, None);
         let pictures = pixels(&stored.read("pixel_values").unwrap(), 8);

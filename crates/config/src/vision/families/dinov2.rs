@@ -1,5 +1,5 @@
 //! `DINOv2`, with and without registers: `transformers.models.dinov2`, `dinov2_with_registers`. Oquab et al., 2023.
-use super::{BlockNames, Defaults, Encoder, EncoderFamily, Names, Source, VIT_STEM, encoder};
+use super::{BlockNames, Defaults, Encoder, EncoderFamily, Interpolation, Names, Source, VIT_STEM, encoder};
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: EncoderFamily = EncoderFamily {
@@ -38,15 +38,25 @@ fn read(source: &Source<'_>) -> Result<Encoder> {
         return Err(source.not_yet("use_swiglu_ffn, the gated MLP of DINOv2 giant"));
     }
     let registers = source.text("model_type")? == Some("dinov2_with_registers");
-    let (family, registers) = if registers {
-        ("dinov2_with_registers", source.size_up_to("num_register_tokens", Some(4), 4096)?)
+    let (family, registers, interpolation) = if registers {
+        let count = source.size_up_to("num_register_tokens", Some(4), 4096)?;
+        ("dinov2_with_registers", count, Interpolation::AntialiasedBicubic)
     } else {
-        ("dinov2", 0)
+        ("dinov2", 0, Interpolation::Bicubic)
     };
     let defaults = Defaults { sizes: [768, 12, 12, 224, 14], intermediate_size: 3072, activation: "gelu", eps: 1e-6 };
     let encoder = encoder(source, family, &NAMES, &defaults)?;
     let ratio = source.size_up_to("mlp_ratio", Some(4), 64)?;
     let intermediate_size = encoder.hidden_size * ratio;
     let qkv_bias = source.flag("qkv_bias", true)?;
-    Ok(Encoder { class_token: true, layer_scale: true, registers, intermediate_size, qkv_bias, ..encoder })
+    let interpolation = Some(interpolation);
+    Ok(Encoder {
+        class_token: true,
+        layer_scale: true,
+        registers,
+        interpolation,
+        intermediate_size,
+        qkv_bias,
+        ..encoder
+    })
 }

@@ -18,5 +18,5 @@ fn read(source: &Source<'_>) -> Result<Encoder> {
     let defaults =
         Defaults { sizes: [768, 12, 12, 224, 16], intermediate_size: 3072, activation: "gelu_pytorch_tanh", eps: 1e-6 };
     let encoder = encoder(&plain, "siglip2_vision_model", &CLIP_NAMES, &defaults)?;
-    Ok(Encoder { channels_last: true, interpolation: Some(Interpolation::Antialiased), ..encoder })
+    Ok(Encoder { channels_last: true, interpolation: Some(Interpolation::AntialiasedBilinear), ..encoder })
 }
