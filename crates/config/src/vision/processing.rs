@@ -396,6 +396,7 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
     let Some(found) = sizes(source, "size") else {
         return match (source.get("size"), class.size) {
             (None, default) => Ok(default),
+            (Some(Value::Array(_)), default) => Ok(square(source, "size")?.map_or(default, Size::Exact)),
             (Some(_), Size::ShortestEdge(_)) => side(source, "size").map(Size::ShortestEdge),
             // A single number means the shorter side for this class, although its default is a square.
             (Some(_), _) if class.name == "SiglipImageProcessor" => side(source, "size").map(Size::ShortestEdge),
