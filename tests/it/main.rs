@@ -25,6 +25,7 @@ mod gguf_splits;
 mod gpt2;
 mod gpu_faults;
 mod gpu_memory;
+mod hostile_weights;
 #[cfg(feature = "hub")]
 mod hub;
 mod image_containers;

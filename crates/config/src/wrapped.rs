@@ -294,6 +294,11 @@ impl Naming {
         Some(Self { head: other.unwrap_or(found.head), ..found })
     }
 
+    /// The names that a stored tensor may have in a plain language model, if its name is in any of the namings.
+    pub fn plain_in_any(stored: &str) -> impl Iterator<Item = String> {
+        [OLD, NEW, TEXT, BACKBONE, MODEL, DECODER, Self::GPT2].into_iter().filter_map(|naming| naming.plain(stored))
+    }
+
     /// Converts a key of `rank_pattern` or `alpha_pattern` that begins with one of the engine's names (perhaps after
     /// `^`) to the stored names. Any other key stays as it is.
     pub fn pattern(self, key: &str) -> String {

@@ -52,7 +52,7 @@ impl WeightFiles {
         let format = StoredFormat::from_dir(dir)?;
         let own = Naming::is_own(&|name| weights.entries.contains_key(name));
         let wrapped = own || arch.is_some_and(|arch| arch.wrapper.is_some());
-        let mut others = if wrapped { weights.unwrap_model() } else { BTreeMap::new() };
+        let mut others = if wrapped { weights.unwrap_model()? } else { BTreeMap::new() };
         if let Some(arch) = arch.filter(|arch| arch.predicts_ahead) {
             others.extend(weights.take_ahead(arch.num_hidden_layers));
         }
@@ -64,8 +64,8 @@ impl WeightFiles {
         if let Some(format) = &format {
             weights.find_makers(format)?;
         }
-        weights.unstack();
-        weights.unlist();
+        weights.unstack(Some(expected))?;
+        weights.unlist()?;
         weights.rename_linear_attention();
         weights.check(expected, &origin)?;
         Ok(weights)

@@ -62,6 +62,9 @@ impl WeightFiles {
         let names = ["q", "k", "v"].map(|part| format!("{mixer}.{part}_conv1d.weight"));
         let whole = format!("{mixer}.conv1d.weight");
         let stored: Vec<String> = if self.entries.contains_key(&whole) { vec![whole] } else { names.to_vec() };
+        if stored.len() == 1 && names.iter().any(|name| self.entries.contains_key(name)) {
+            return; // The same convolution twice: the whole one is refused as no part of the model.
+        }
         let Some(entries) = stored.iter().map(|name| self.entries.get(name).cloned()).collect::<Option<Vec<_>>>()
         else {
             return;

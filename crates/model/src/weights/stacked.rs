@@ -21,7 +21,8 @@ use super::quantized::{MxTensor, QuantizedTensor};
 use super::{Dtype, Numbers, WeightFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
-use tunesmith_config::arch::{Arch, Experts};
+use tunesmith_base::error::Result;
+use tunesmith_config::arch::{Arch, Experts, TensorSpec};
 use tunesmith_ops::quant::{Four, MX_BLOCK, Quantized};
 
 /// A part of an expert: its name, its first column or row in the stacked tensor, and the step to the next.
@@ -140,9 +141,18 @@ fn of_experts(name: &str) -> Option<(&str, &str)> {
     name.rsplit_once(".mlp.experts.")
 }
 
+/// The names of the tensors that a model needs, where they are known.
+type Known<'a> = Option<BTreeSet<&'a str>>;
+
 impl WeightFiles {
-    /// Gives the parts of stacked tensors the engine's names. Tensors of another shape stay as they are.
-    pub(super) fn unstack(&mut self) {
+    /// Gives the parts of stacked tensors the engine's names. Tensors of another shape stay as they are, and so do
+    /// those whose parts are not among the `expected` tensors, if these are known.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: a part is there twice, another number of experts than expected, or a dtype in
+    /// which stacked experts are not read.
+    pub(super) fn unstack(&mut self, expected: Option<&[TensorSpec]>) -> Result<()> {
+        let known: Known<'_> = expected.map(|specs| specs.iter().map(|spec| spec.name.as_str()).collect());
         let stacked: Vec<String> = self.entries.keys().filter(|name| is_stacked(name)).cloned().collect();
         for name in stacked {
             let Some((block, end)) = of_experts(&name) else { continue };
@@ -152,17 +162,62 @@ impl WeightFiles {
             let experts = format!("{block}.mlp.experts");
             let parts = |plain: &str| STACKED.iter().find(|(of, _)| *of == plain).map(|(_, parts)| *parts);
             let found = match (end.strip_suffix("_blocks"), end.strip_suffix("_scales")) {
-                (Some(plain), _) => parts(plain).is_some_and(|parts| self.unstack_mxfp4(&experts, plain, parts)),
+                (Some(plain), _) => match parts(plain) {
+                    Some(parts) => self.unstack_mxfp4(&name, &experts, plain, parts, &known)?,
+                    None => false,
+                },
                 // Goes with the codes.
                 (None, Some(plain)) => self.stacked.contains_key(&format!("{experts}.{plain}_blocks")),
-                (None, None) => parts(end).is_some_and(|parts| self.unstack_plain(&name, &experts, parts)),
+                (None, None) => match parts(end) {
+                    Some(parts) => self.unstack_plain(&name, &experts, parts, &known)?,
+                    None => false,
+                },
             };
-            if let Some(entry) = self.entries.remove(&name).filter(|_| found) {
+            // A tensor whose parts were not found stays, so that it is refused as no part of the model.
+            if found && let Some(entry) = self.entries.remove(&name) {
                 self.stacked.insert(name, entry);
             }
         }
-        self.unstack_rows();
+        self.unstack_rows(&known)?;
         self.transpose();
+        Ok(())
+    }
+
+    /// Whether the tensor `name` is one of `count` experts, of whose parts one is `part`. A tensor without numbers is
+    /// not, since it may claim any count.
+    fn holds_experts(&self, name: &str, experts: &str, part: &str, count: usize, known: &Known<'_>) -> Result<bool> {
+        let Some(entry) = self.entries.get(name).filter(|entry| entry.len() > 0) else { return Ok(false) };
+        let Some(known) = known else { return Ok((1..=MAX_EXPERTS).contains(&count)) };
+        let is_known = |expert: &usize| known.contains(format!("{experts}.{expert}.{part}").as_str());
+        match (0..MAX_EXPERTS).take_while(is_known).count() {
+            0 => Ok(false),
+            expected if expected == count => Ok(true),
+            expected => {
+                let found = format!("({:?}) holds {count} experts, expected {expected}", entry.shape);
+                Err(self.fail(entry, name, found).hint("config.json and the weights must belong to one model"))
+            }
+        }
+    }
+
+    /// Refuses stacked experts in a dtype in which they cannot be read.
+    fn expect_floats(&self, name: &str, entry: &Entry) -> Result<()> {
+        if Dtype::parse(&entry.dtype).is_some() {
+            return Ok(());
+        }
+        let what = if entry.dtype.starts_with("F8_") { "FP8".to_owned() } else { entry.dtype.clone() };
+        let message = format!("is {}: experts stacked in one tensor are not read in {what} yet", entry.dtype);
+        Err(self
+            .fail(entry, name, message)
+            .hint("use a checkpoint that stores each expert by itself, or the unquantized model (F32, BF16 or F16)"))
+    }
+
+    /// Adds a tensor that the files hold under the name `stored`. It must not be there already.
+    pub(super) fn put(&mut self, name: String, entry: Entry, stored: &str) -> Result<()> {
+        if let Some(twice) = self.entries.get(&name) {
+            return Err(self.fail(twice, &name, format!("is there twice: {stored:?} holds the same numbers")));
+        }
+        self.entries.insert(name, entry);
+        Ok(())
     }
 
     /// Lets matrices that the files hold transposed be read as the engine has them. Quantized matrices are never
@@ -180,28 +235,32 @@ impl WeightFiles {
     }
 
     /// As [`WeightFiles::unstack`], for stacked tensors that are not transposed.
-    fn unstack_rows(&mut self) {
+    fn unstack_rows(&mut self, known: &Known<'_>) -> Result<()> {
         let stacked: Vec<String> = self.entries.keys().filter(|name| of_rows(name).is_some()).cloned().collect();
         for name in stacked {
             let Some(((experts, parts), entry)) = of_rows(&name).zip(self.entries.get(&name).cloned()) else {
                 continue;
             };
             let &[count, rows, columns] = entry.shape.as_slice() else { continue };
-            let fits = (1..=MAX_EXPERTS).contains(&count) && rows.is_multiple_of(parts.len());
-            if !fits || are_gpt_oss(&experts, |router| self.entries.contains_key(router)) {
+            let fits = rows.is_multiple_of(parts.len())
+                && !are_gpt_oss(&experts, |router| self.entries.contains_key(router))
+                && self.holds_experts(&name, &experts, parts.first().unwrap_or(&""), count, known)?;
+            if !fits {
                 continue;
             }
+            self.expect_floats(&name, &entry)?;
             for expert in 0..count {
                 for (index, part) in parts.iter().enumerate() {
                     let (part_of, all) = (expert * parts.len() + index, count * parts.len());
                     let own = stretch(&entry, part_of, all, vec![rows / parts.len(), columns]);
-                    self.entries.insert(format!("{experts}.{expert}.{part}"), own);
+                    self.put(format!("{experts}.{expert}.{part}"), own, &name)?;
                 }
             }
             self.entries.remove(&name);
             self.stacking.0.insert(name.clone());
             self.stacked.insert(name, entry);
         }
+        Ok(())
     }
 
     /// Whether a tensor is a part of a stacked one that is not transposed.
@@ -214,48 +273,58 @@ impl WeightFiles {
         &self.stacking
     }
 
-    fn unstack_plain(&mut self, name: &str, experts: &str, parts: &[Part]) -> bool {
-        let Some(entry) = self.entries.get(name).cloned() else { return false };
-        let (count, step) = (entry.shape.first().copied().unwrap_or_default(), parts.len());
+    fn unstack_plain(&mut self, name: &str, experts: &str, parts: &[Part], known: &Known<'_>) -> Result<bool> {
+        let Some(entry) = self.entries.get(name).cloned() else { return Ok(false) };
+        let step = parts.len();
         // A matrix is transposed; a bias is a row.
-        let (shape, row, column) = match entry.shape[1..] {
-            [columns, width] if width.is_multiple_of(step) => (vec![width / step, columns], step, width),
-            [width] if width.is_multiple_of(step) => (vec![width / step], step, 0),
-            _ => return false,
+        let (count, shape, row, column) = match *entry.shape {
+            [count, columns, width] if width.is_multiple_of(step) => (count, vec![width / step, columns], step, width),
+            [count, width] if width.is_multiple_of(step) => (count, vec![width / step], step, 0),
+            _ => return Ok(false),
         };
-        if !(1..=MAX_EXPERTS).contains(&count) {
-            return false;
+        let part = parts.first().map_or("", |(part, ..)| part);
+        if !self.holds_experts(name, experts, part, count, known)? {
+            return Ok(false);
         }
+        self.expect_floats(name, &entry)?;
         for expert in 0..count {
             for &(part, first, _) in parts {
                 let own = stretch(&entry, expert, count, shape.clone());
                 let view = Some(View { first, row, column });
-                self.entries.insert(format!("{experts}.{expert}.{part}"), Entry { view, ..own });
+                self.put(format!("{experts}.{expert}.{part}"), Entry { view, ..own }, name)?;
             }
         }
-        true
+        Ok(true)
     }
 
-    fn unstack_mxfp4(&mut self, experts: &str, plain: &str, parts: &[Part]) -> bool {
+    fn unstack_mxfp4(
+        &mut self,
+        name: &str,
+        experts: &str,
+        plain: &str,
+        parts: &[Part],
+        known: &Known<'_>,
+    ) -> Result<bool> {
         let entry = |end: &str| self.entries.get(&format!("{experts}.{plain}_{end}")).cloned();
-        let (Some(codes), Some(scales)) = (entry("blocks"), entry("scales")) else { return false };
-        let &[count, all, blocks, bytes] = codes.shape.as_slice() else { return false };
+        let (Some(codes), Some(scales)) = (entry("blocks"), entry("scales")) else { return Ok(false) };
+        let &[count, all, blocks, bytes] = codes.shape.as_slice() else { return Ok(false) };
         let fits = scales.shape == [count, all, blocks] && bytes == MX_BLOCK / 2 && all.is_multiple_of(parts.len());
         let are_bytes = codes.dtype == "U8" && scales.dtype == "U8";
-        if !fits || !are_bytes || !(1..=MAX_EXPERTS).contains(&count) {
-            return false;
+        let part = parts.first().map_or("", |(part, ..)| part);
+        if !fits || !are_bytes || !self.holds_experts(name, experts, part, count, known)? {
+            return Ok(false);
         }
         let shape = [all / parts.len(), blocks * MX_BLOCK];
         for expert in 0..count {
             for &(part, first, step) in parts {
                 let [codes, scales] = [&codes, &scales].map(|entry| stretch(entry, expert, count, shape.to_vec()));
-                let name = format!("{experts}.{expert}.{part}");
+                let own = format!("{experts}.{expert}.{part}");
                 let tensor = MxTensor { shape, codes: codes.clone(), scales, first, step };
-                self.quantized.insert(name.clone(), QuantizedTensor::Mx(tensor));
-                self.entries.insert(name, codes);
+                self.put(own.clone(), codes, name)?;
+                self.quantized.insert(own, QuantizedTensor::Mx(tensor));
             }
         }
-        true
+        Ok(true)
     }
 
     /// Fills `out` with the numbers of a view from `first` on.

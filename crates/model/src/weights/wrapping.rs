@@ -170,9 +170,9 @@ impl WeightFiles {
     /// As [`WeightFiles::open_file`].
     pub fn open_saved(path: &Path) -> Result<Self> {
         let mut weights = Self::open_file(path)?;
-        let others = weights.unwrap_model();
+        let others = weights.unwrap_model()?;
         weights.put_aside(others, None)?;
-        weights.unstack();
+        weights.unstack(None)?;
         Ok(weights)
     }
 
@@ -188,7 +188,10 @@ impl WeightFiles {
 
     /// Removes and returns the tensors that are no part of a language model, and gives the others the names that a
     /// plain language model has.
-    pub(super) fn unwrap_model(&mut self) -> BTreeMap<String, Entry> {
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: two tensors have the same name in a plain language model.
+    pub(super) fn unwrap_model(&mut self) -> Result<BTreeMap<String, Entry>> {
         let naming = Naming::find(&|name| self.entries.contains_key(name));
         self.naming = naming.map(Naming::written);
         let mut others = BTreeMap::new();
@@ -198,11 +201,22 @@ impl WeightFiles {
                 None => is_decoders(&name).then(|| name.clone()),
             };
             match plain {
-                Some(plain) => self.entries.insert(plain, entry),
-                None => others.insert(name, entry),
-            };
+                Some(plain) => self.put(plain, entry, &name)?,
+                None => drop(others.insert(name, entry)),
+            }
         }
-        others
+        // A second naming of the same matrix: which of the two is meant is not known.
+        for (name, entry) in &others {
+            if let Some(plain) = Naming::plain_in_any(name).find(|plain| self.entries.contains_key(plain)) {
+                let (path, _) = &self.files[entry.file];
+                return Err(Error::model(format!(
+                    "{}: tensor {:?} is there twice: {name:?} is another name of it",
+                    path.display(),
+                    self.stored_name(&plain)
+                )));
+            }
+        }
+        Ok(others)
     }
 
     /// Removes and returns heads that predict several tokens ahead, in a model with `blocks` blocks: `mtp.*`, and
