@@ -174,9 +174,9 @@ fn a_run_may_code_the_numbers_in_another_format() {
 }
 
 /// The tensors of a file: shape, dtype and bytes.
-type Tensors = BTreeMap<String, (Vec<usize>, safetensors::Dtype, Vec<u8>)>;
+pub type Tensors = BTreeMap<String, (Vec<usize>, safetensors::Dtype, Vec<u8>)>;
 
-fn tensors(dir: &Path) -> Tensors {
+pub fn tensors(dir: &Path) -> Tensors {
     let file = fs::read(dir.join("model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&file).unwrap();
     file.tensors()
@@ -185,7 +185,7 @@ fn tensors(dir: &Path) -> Tensors {
         .collect()
 }
 
-fn write(path: &Path, tensors: &Tensors) {
+pub fn write(path: &Path, tensors: &Tensors) {
     let views = tensors.iter().map(|(name, (shape, dtype, bytes))| {
         (name.clone(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes.as_slice()).unwrap())
     });
@@ -380,6 +380,119 @@ fn damaged_files_are_refused_by_name() {
         }
         tensor(all, "weight_shape", &|_, bytes| bytes[0] = 63);
     });
+}
+
+/// Loads a copy of a case with other tensors and another `quantization_config`.
+fn described(case: &str, describe: &dyn Fn(&mut Value), change: &dyn Fn(&mut Tensors)) -> Result<Vec<Vec<f32>>> {
+    let dir = tempfile::tempdir().unwrap();
+    let text = fs::read(golden(case).join("model/config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&text).unwrap();
+    describe(&mut config["quantization_config"]);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let mut all = tensors(&golden(case).join("model"));
+    change(&mut all);
+    write(&dir.path().join("model.safetensors"), &all);
+    load(dir.path(), "auto")?;
+    let (_, weights) = opened(dir.path())?;
+    weights.layouts().keys().map(|name| Ok(weights.read(name)?.1)).collect()
+}
+
+#[test]
+fn what_the_config_promises_and_the_file_lacks_is_refused() {
+    const Q: &str = "model.layers.1.self_attn.q_proj";
+    type Describe<'a> = &'a dyn Fn(&mut Value);
+    let as_it_is: Describe<'_> = &|_| {};
+    let refused = |case: &str, parts: &[&str], describe: Describe<'_>, change: &dyn Fn(&mut Tensors)| {
+        let error = described(case, describe, change).unwrap_err();
+        assert_eq!(error.kind(), Kind::Model, "{error}");
+        for part in parts {
+            assert!(error.to_string().contains(part), "{case}, {part}: {error}");
+        }
+    };
+    let without = |end: &'static str| move |all: &mut Tensors| drop(all.remove(&format!("{Q}.{end}")));
+    let put = |end: &'static str, shape: &'static [usize], dtype: safetensors::Dtype, bytes: usize| {
+        move |all: &mut Tensors| {
+            let count: usize = shape.iter().product();
+            all.insert(format!("{Q}.{end}"), (shape.to_vec(), dtype, vec![0; count * bytes]));
+        }
+    };
+    refused("ct_int4", &["q_proj", "weight_zero_point", "symmetric: false"], as_it_is, &without("weight_zero_point"));
+    refused("awq", &["q_proj", "qzeros"], as_it_is, &without("qzeros"));
+    let symmetric: Describe<'_> = &|it| it["zero_point"] = json!(false);
+    refused("awq", &["q_proj", "qzeros", "zero_point: false"], symmetric, &|_| {});
+    refused("gptq", &["q_proj", "g_idx"], as_it_is, &without("g_idx"));
+    refused("gptq", &["q_proj", "g_idx [0]", "desc_act"], as_it_is, &put("g_idx", &[0], safetensors::Dtype::I32, 4));
+    for all_columns in [false, true] {
+        refused("gptq", &["q_proj.g_idx", "(-1)"], as_it_is, &|all| {
+            let bytes = &mut all.get_mut(&format!("{Q}.g_idx")).unwrap().2;
+            let last = if all_columns { bytes.len() } else { 4 };
+            bytes[..last].fill(0xff);
+        });
+    }
+    // Some columns without a group are damage, whatever config.json says.
+    let in_order: Describe<'_> = &|it| it["desc_act"] = json!(false);
+    refused("gptq", &["q_proj.g_idx", "(-1)"], in_order, &|all| {
+        all.get_mut(&format!("{Q}.g_idx")).unwrap().2[..4].fill(0xff);
+    });
+    let retyped =
+        |name: &'static str| move |it: &mut Value| it["config_groups"]["group_0"]["weights"]["type"] = json!(name);
+    refused("ct_int8", &["is I8", "config.json says FP8"], &retyped("float"), &|all| {
+        all.retain(|name, _| !name.ends_with("weight_shape") && !name.ends_with("weight_packed"));
+    });
+    refused("ct_fp8", &["is F8_E4M3", "config.json says int8"], &retyped("int"), &|_| {});
+    let rows = put("weight_scale_inv", &[64], safetensors::Dtype::F32, 4);
+    refused("fp8", &["q_proj", "has scales [64]", "expected 4 x 4"], as_it_is, &rows);
+    let rows = put("weight_scale_inv", &[64, 1], safetensors::Dtype::F32, 4);
+    refused("fp8", &["q_proj", "has scales [64, 1]", "expected 4 x 4"], as_it_is, &rows);
+    // Sizes that no matrix has.
+    for shape in [&[0, 64][..], &[8, 0]] {
+        refused("gptq", &["q_proj", "expected a matrix"], as_it_is, &|all| {
+            all.insert(format!("{Q}.qweight"), (shape.to_vec(), safetensors::Dtype::I32, Vec::new()));
+        });
+    }
+}
+
+#[test]
+fn what_a_config_leaves_open_loads_with_the_same_numbers() {
+    let same = |case: &str, describe: &dyn Fn(&mut Value), change: &dyn Fn(&mut Tensors)| {
+        let found = described(case, describe, change).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert!(found == described(case, &|_| {}, &|_| {}).unwrap(), "{case}");
+    };
+    let less = |keys: &'static [&'static str]| {
+        move |it: &mut Value| keys.iter().for_each(|key| drop(it.as_object_mut().unwrap().remove(*key)))
+    };
+    // Groups in order: `g_idx` says so, or says nothing, or is not there.
+    same("gptq_claims", &less(&["desc_act", "sym"]), &|_| {});
+    same("gptq_claims", &|_| {}, &|all| all.retain(|name, _| !name.ends_with(".g_idx")));
+    same("gptq_claims", &|_| {}, &|all| {
+        all.iter_mut().filter(|(name, _)| name.ends_with(".g_idx")).for_each(|(_, it)| it.2.fill(0xff));
+    });
+    same("gptq_claims", &|_| {}, &|all| {
+        let of_groups = all.iter_mut().filter(|(name, _)| name.ends_with(".g_idx"));
+        of_groups.for_each(|(_, (shape, _, bytes))| (*shape, *bytes) = (vec![0], Vec::new()));
+    });
+    // One group: its order does not matter.
+    same("gptq8", &|it| it["desc_act"] = json!(true), &|all| all.retain(|name, _| !name.ends_with(".g_idx")));
+    same("awq", &less(&["zero_point", "version", "modules_to_not_convert"]), &|_| {});
+    same(
+        "ct_int4",
+        &|it| drop(it["config_groups"]["group_0"]["weights"].as_object_mut().unwrap().remove("symmetric")),
+        &|_| {},
+    );
+    same("fp8", &less(&["activation_scheme", "fmt"]), &|_| {});
+    // A group that names the modules more closely, after one for all.
+    same(
+        "ct_fp8",
+        &|it| {
+            let float = it["config_groups"]["group_0"].clone();
+            let mut int = float.clone();
+            int["weights"]["type"] = json!("int");
+            let mut close = float;
+            close["targets"] = json!(["re:.*proj"]);
+            it["config_groups"] = json!({ "group_0": int, "group_1": close });
+        },
+        &|_| {},
+    );
 }
 
 #[test]

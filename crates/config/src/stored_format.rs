@@ -197,12 +197,22 @@ impl StoredFormat {
                 grouped: grouped.sorted && grouped.group.is_some(),
             }),
             Method::CompressedTensors(groups) => {
-                let of = |it: &&Compressed| it.targets.iter().any(|entry| entry == "Linear" || names(entry, module));
-                groups.iter().find(of).map(Compressed::layout)
+                groups.iter().find(|group| group.is_of(module)).map(Compressed::layout)
             }
             Method::ModelOpt { nvfp4: true } => Some(Layout::Nvfp4),
             Method::ModelOpt { nvfp4: false } => Some(Layout::Fp8 { tile: whole }),
         }
+    }
+
+    /// The layouts that the groups of compressed-tensors describe for a matrix; empty for other formats, and for modules
+    /// that no group names.
+    pub fn described(&self, tensor: &str) -> Vec<Layout> {
+        let Method::CompressedTensors(groups) = &self.method else { return Vec::new() };
+        let module = tensor.strip_suffix(".weight").unwrap_or(tensor);
+        if self.skip.iter().any(|entry| names(entry, module)) {
+            return Vec::new();
+        }
+        groups.iter().filter(|group| group.is_of(module)).map(Compressed::layout).collect()
     }
 
     /// In words, such as `gptq: integers of 4 bits in groups of 128`.
@@ -234,6 +244,10 @@ impl StoredFormat {
 }
 
 impl Compressed {
+    fn is_of(&self, module: &str) -> bool {
+        self.targets.iter().any(|entry| entry == "Linear" || names(entry, module))
+    }
+
     const fn layout(&self) -> Layout {
         let Self { bits, float, symmetric, sorted, tile, .. } = self;
         match (*bits, *float) {

@@ -143,9 +143,14 @@ impl WeightFiles {
     ) -> Result<MakersTensor> {
         let misfit =
             |what: String| self.fail(entry, name, what).hint("config.json and the weights must belong to one model");
-        let &[first, second] = entry.shape.as_slice() else {
-            return Err(misfit(format!("is {:?}, expected a matrix", entry.shape)));
+        let (first, second) = match *entry.shape {
+            [first, second] if first > 0 && second > 0 => (first, second),
+            _ => return Err(misfit(format!("is {:?}, expected a matrix", entry.shape))),
         };
+        let described = format.described(&format!("{}.weight", tensor.module));
+        if let Some(layout) = described.first().filter(|_| !described.iter().any(|layout| tensor.kind.has(*layout))) {
+            return Err(misfit(format!("is {}, and config.json says {}", entry.dtype, layout.name())));
+        }
         let part = |end: &str| {
             let name = format!("{}.{end}", tensor.module);
             let found = self.entries.get(&name).map(|entry| entry.shape.clone());
@@ -173,7 +178,7 @@ impl WeightFiles {
                     _ => None,
                 };
                 let grid = part(scales)?;
-                let tile = fp8_tile([first, second], &grid, block).ok_or_else(|| {
+                let tile = fp8_tile([first, second], scales, &grid, block).ok_or_else(|| {
                     let expected = block.map_or_else(
                         || "one, or one a row, as weight_block_size says no block".to_owned(),
                         |tile| {
@@ -200,8 +205,9 @@ impl WeightFiles {
                 let zeros = matrix(part("qzeros")?, "qzeros")?;
                 let bits = [4, 8]
                     .into_iter()
-                    .find(|bits| zeros == [groups, rows * bits / 32] && (rows * bits).is_multiple_of(32));
-                let Some(bits) = bits.filter(|_| rows == second) else {
+                    .find(|bits| zeros == [groups, second * bits / 32] && (second * bits).is_multiple_of(32))
+                    .filter(|_| rows == second);
+                let Some(bits) = bits else {
                     return Err(misfit(format!(
                         "is {:?}, with scales [{groups}, {rows}] and qzeros {zeros:?}",
                         entry.shape
@@ -209,7 +215,13 @@ impl WeightFiles {
                 };
                 let columns = first * (32 / bits);
                 let group = group_of(columns, groups, group)?;
-                let grouped = sorted && named("g_idx") && groups > 1;
+                let grouped = sorted && groups > 1;
+                if grouped && part("g_idx")? != [columns] {
+                    let found = part("g_idx")?;
+                    return Err(misfit(format!(
+                        "has g_idx {found:?} beside it, expected I32 [{columns}], the group of each of the columns (desc_act: true)"
+                    )));
+                }
                 ([rows, columns], Layout::Integers { bits, group, zeros: !symmetric, grouped })
             }
             Kind::Awq => {
@@ -220,8 +232,10 @@ impl WeightFiles {
                 if named("qzeros") && part("qzeros")? != [groups, second] || second * 8 != rows {
                     return Err(misfit(format!("is {:?}, with scales [{groups}, {rows}]", entry.shape)));
                 }
-                let group = group_of(first, groups, group)?;
-                let zeros = !symmetric && named("qzeros");
+                if !symmetric {
+                    part("qzeros")?;
+                }
+                let (group, zeros) = (group_of(first, groups, group)?, !symmetric);
                 ([rows, first], Layout::Integers { bits: 4, group, zeros, grouped: false })
             }
             Kind::Packed | Kind::Bytes => {
@@ -255,7 +269,18 @@ impl WeightFiles {
                         )));
                     }
                 };
-                let (zeros, grouped) = (named("weight_zero_point"), sorted && named("weight_g_idx"));
+                // The groups of config.json that describe integers: all of them, or none, promise a part.
+                let promised = |of: fn(Layout) -> bool| !described.is_empty() && described.iter().all(|it| of(*it));
+                let zeros = named("weight_zero_point");
+                if !zeros && promised(|it| matches!(it, Layout::Integers { zeros: true, .. })) {
+                    return Err(misfit(
+                        "has no weight_zero_point beside it, and config.json says symmetric: false".into(),
+                    ));
+                }
+                if promised(|it| matches!(it, Layout::Integers { grouped: true, .. })) {
+                    part("weight_g_idx")?;
+                }
+                let grouped = sorted && named("weight_g_idx");
                 if zeros {
                     let found = part("weight_zero_point")?;
                     let words = [(first * bits).div_ceil(32), columns.div_ceil(group)];
@@ -267,7 +292,13 @@ impl WeightFiles {
                 ([first, columns], Layout::Integers { bits, group, zeros, grouped })
             }
         };
-        Ok(tensor)
+        match tensor.layout {
+            Layout::Integers { bits: 4, .. } if !tensor.shape[1].is_multiple_of(2) => Err(misfit(format!(
+                "has {} columns: an odd number of columns in integers of 4 bits is not read yet",
+                tensor.shape[1]
+            ))),
+            _ => Ok(tensor),
+        }
     }
 
     /// The layout of a matrix in its maker's format; `None` for any other tensor.
@@ -404,18 +435,29 @@ impl WeightFiles {
     }
 }
 
-/// The tile of rows and columns that share a scale, from the shape of the scales: one scale for the matrix, one for
-/// each row, or a grid of blocks. `None` if the shape fits none of these.
-fn fp8_tile([rows, columns]: [usize; 2], scales: &[usize], block: Option<[usize; 2]>) -> Option<[usize; 2]> {
-    let count: usize = scales.iter().product();
+/// The tile of rows and columns that share a scale, from the name and the shape of the scales: one scale for the matrix, one
+/// for each row, or a grid of blocks. `None` if the shape fits none of these, or is by rows where blocks are described.
+fn fp8_tile(
+    [rows, columns]: [usize; 2],
+    name: &str,
+    scales: &[usize],
+    block: Option<[usize; 2]>,
+) -> Option<[usize; 2]> {
     let grid = block.map(|[high, wide]| [rows.div_ceil(high), columns.div_ceil(wide)]);
     if let (Some(grid), Some(block)) = (grid, block)
         && scales == grid
     {
         return Some(block);
     }
-    match count {
-        1 => Some([usize::MAX; 2]),
-        _ => (scales == [rows] || scales == [rows, 1]).then_some([1, usize::MAX]),
+    if scales.iter().product::<usize>() == 1 {
+        return Some([usize::MAX; 2]);
     }
+    let of_blocks = block.is_some_and(|[_, wide]| wide < usize::MAX);
+    let by_rows = if of_blocks { name != FP8_SCALES[0] && scales == [rows, 1] } else { is_by_rows(scales, rows) };
+    by_rows.then_some([1, usize::MAX])
+}
+
+/// Whether scales are one for each row.
+fn is_by_rows(scales: &[usize], rows: usize) -> bool {
+    scales == [rows] || scales == [rows, 1]
 }

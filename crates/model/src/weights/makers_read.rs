@@ -42,17 +42,18 @@ impl WeightFiles {
                 let [rows, width] = tensor.shape;
                 let codes = awq_codes(&self.words(name)?, [rows, width]);
                 let scales = turned(&self.scales_of(&beside("scales"))?, rows);
-                let zeros = if zeros {
-                    let words = self.words(&beside("qzeros"))?;
-                    Zeros::Each(turned(&awq_zeros(&words), rows))
-                } else {
-                    Zeros::All(8)
-                };
+                let words = if has("qzeros") { self.words(&beside("qzeros"))? } else { Vec::new() };
+                if !zeros && words.iter().any(|&word| word != 0x8888_8888) {
+                    return Ok(Err(
+                        "has zero points (qzeros) other than 8, and config.json says zero_point: false".into()
+                    ));
+                }
+                let zeros = if zeros { Zeros::Each(turned(&awq_zeros(&words), rows)) } else { Zeros::All(8) };
                 let parts = Integers { codes, bits: 4, width, group, scales, zeros, groups: None };
                 Ok(Tiled::integers(parts).map(Quantized::Tiled))
             }
             Kind::Packed | Kind::Bytes => {
-                let Layout::Integers { bits, group, .. } = tensor.layout else {
+                let Layout::Integers { bits, group, grouped, .. } = tensor.layout else {
                     return Ok(Err("has no integers".into()));
                 };
                 let [rows, width] = tensor.shape;
@@ -81,7 +82,7 @@ impl WeightFiles {
                         Zeros::Each(if zeros.len() == 1 { vec![zeros[0]; rows * across] } else { zeros })
                     }
                 };
-                let groups = if has("weight_g_idx") { self.groups(&beside("weight_g_idx"))? } else { None };
+                let groups = if has("weight_g_idx") { self.groups(&beside("weight_g_idx"), grouped)? } else { None };
                 let parts = Integers { codes, bits, width, group, scales, zeros, groups };
                 Ok(Tiled::integers(parts).map(Quantized::Tiled))
             }
@@ -89,7 +90,9 @@ impl WeightFiles {
     }
 
     fn read_gptq(&self, name: &str, tensor: &MakersTensor, grouped: Grouped) -> Result<Result<Quantized, String>> {
-        let Layout::Integers { bits, group, .. } = tensor.layout else { return Ok(Err("is no GPTQ".into())) };
+        let Layout::Integers { bits, group, grouped: sorted, .. } = tensor.layout else {
+            return Ok(Err("is no GPTQ".into()));
+        };
         let beside = |end: &str| format!("{}.{end}", tensor.module);
         let [rows, width] = tensor.shape;
         let codes = gptq_codes(&self.words(name)?, bits, [rows, width]);
@@ -108,7 +111,7 @@ impl WeightFiles {
         } else {
             Zeros::Each(turned(&fields(&words, bits), rows))
         };
-        let groups = if tensor.beside.contains(&"g_idx") { self.groups(&beside("g_idx"))? } else { None };
+        let groups = if tensor.beside.contains(&"g_idx") { self.groups(&beside("g_idx"), sorted)? } else { None };
         let parts = Integers { codes, bits, width, group, scales, zeros, groups };
         Ok(Tiled::integers(parts).map(Quantized::Tiled))
     }
@@ -134,10 +137,16 @@ impl WeightFiles {
         Ok(bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
     }
 
-    /// The group of each column; `None` if the file says by -1 that groups are in order.
-    fn groups(&self, name: &str) -> Result<Option<Vec<u32>>> {
+    /// The group of each column; `None` if the file says by -1 for all columns that groups are in order. `sorted`:
+    /// config.json says that they are not.
+    fn groups(&self, name: &str, sorted: bool) -> Result<Option<Vec<u32>>> {
         let words = self.words(name)?;
-        Ok((!words.contains(&u32::MAX)).then_some(words))
+        let unset = words.iter().filter(|&&word| word == u32::MAX).count();
+        if unset > 0 && (sorted || unset < words.len()) {
+            let found = format!("has no group (-1) for {unset} of {} columns", words.len());
+            return Err(self.fail(self.entry(name)?, name, found).hint("the file is damaged; fetch it again"));
+        }
+        Ok((unset == 0 && !words.is_empty()).then_some(words))
     }
 }
 

@@ -31,6 +31,17 @@ pub(super) enum Kind {
     Nvfp4(bool),
 }
 
+impl Kind {
+    /// Whether matrices of this layout are read so.
+    pub(super) const fn has(self, layout: Layout) -> bool {
+        match self {
+            Self::Fp8(_) => matches!(layout, Layout::Fp8 { .. }),
+            Self::Nvfp4(_) => matches!(layout, Layout::Nvfp4),
+            Self::Gptq(_) | Self::Awq | Self::Packed | Self::Bytes => matches!(layout, Layout::Integers { .. }),
+        }
+    }
+}
+
 impl MakersTensor {
     /// The names of what lies beside its codes.
     pub(super) fn companions(&self) -> impl Iterator<Item = String> {
