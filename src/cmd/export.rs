@@ -10,7 +10,7 @@ use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_differe
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal::print;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
-use crate::checkpoint::publish::publish_folder;
+use crate::checkpoint::publish::publish_output;
 use crate::checkpoint::{MANIFEST, Manifest, folder as companions, peft};
 use crate::config::arch::Arch;
 use crate::config::{self, Config, ConfigValue as _, schema};
@@ -130,7 +130,7 @@ pub fn run(args: &Args) -> Result<()> {
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(export_gguf::no_adapter)?;
-        write_peft(&target, &parts, &top, &tokenizer, template.as_deref(), &card)?;
+        write_peft(&target, args.overwrite, &parts, &top, &tokenizer, template.as_deref(), &card)?;
     } else {
         let model = match top {
             Some(top) => {
@@ -147,6 +147,7 @@ pub fn run(args: &Args) -> Result<()> {
             template: template.as_deref(),
             card: Some(&card),
             requantization: None,
+            overwrite: args.overwrite,
         };
         folder::write(&target, &model, &form)?;
     }
@@ -158,6 +159,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn write_peft(
     target: &Path,
+    overwrite: bool,
     parts: &Parts,
     top: &LoadedAdapter,
     tokenizer: &Path,
@@ -172,7 +174,7 @@ fn write_peft(
         companions::SourceModel { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None, stacking };
     // The labels are in the model's `config.json`.
     let described = companions::SourceModel { dir: &parts.base, ..source };
-    publish_folder(&RealDisk, target, |staging| {
+    publish_output(&RealDisk, target, overwrite, |staging| {
         peft::stage(staging, &top.config, &tensors)?;
         companions::stage_companions(staging, source)?;
         if scored.is_some() {

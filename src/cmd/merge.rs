@@ -7,7 +7,7 @@ use super::numbers::number;
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
-use crate::checkpoint::publish::{publish_folder, recover_folder};
+use crate::checkpoint::publish::{publish_output, recover_folder};
 use crate::checkpoint::{Manifest, peft};
 use crate::config::{Config, ModelConfig, Range};
 use crate::error::{Error, Result};
@@ -88,7 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         let tensors: Vec<_> =
             top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
-        publish_folder(&RealDisk, &output, |staging| {
+        publish_output(&RealDisk, &output, args.overwrite, |staging| {
             peft::stage(staging, &top.config, &tensors)?;
             let source = crate::checkpoint::folder::SourceModel {
                 dir: &tokenizer,
@@ -110,6 +110,7 @@ pub fn run(args: &Args) -> Result<()> {
         template: template.as_deref(),
         card: None,
         requantization: requantization.as_ref(),
+        overwrite: args.overwrite,
     };
     let WrittenFolder { bytes, loss } = folder::write(&output, &merged.model, &form)?;
     let format = match &requantization {

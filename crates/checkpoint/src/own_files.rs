@@ -18,7 +18,7 @@ pub const EVENTS: &str = "tb";
 /// How the name of an event file begins.
 const EVENT_FILE: &str = "events.out.tfevents.";
 /// Names of files that the program writes, besides [`COMPANIONS`] and shards of a model.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     MANIFEST,
     OPTIMIZER,
     PART,
@@ -29,6 +29,7 @@ const NAMES: [&str; 10] = [
     ADAPTER_WEIGHTS,
     "config.json",
     "model.safetensors.index.json",
+    "README.md",
 ];
 
 /// Whether the program writes files of this name.

@@ -6,7 +6,7 @@
 //!   manifest.json              size and BLAKE3 of each, written last, fsync; then fsync of the folder
 //! rename -> checkpoint-000200; fsync of the parent; only then is anything older removed
 //! ```
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -27,6 +27,8 @@ pub struct StagedFolder<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
     files: BTreeMap<String, FileSum>,
+    /// The names of all files that were begun, whole or not.
+    begun: BTreeSet<String>,
     hashing: Duration,
 }
 
@@ -37,6 +39,7 @@ impl StagedFolder<'_> {
     /// [`tunesmith_base::Kind::Io`].
     pub fn write(&mut self, name: &str, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
         let path = self.dir.join(name);
+        self.begun.insert(name.to_owned());
         let sum = self.write_summed(&path, fill).map_err(|error| Error::io("write", &path, &error))?;
         self.files.insert(name.to_owned(), sum);
         Ok(())
@@ -75,9 +78,24 @@ impl StagedFolder<'_> {
     /// Writes the manifest and makes the folder's entries durable.
     fn seal(&mut self) -> Result<()> {
         let path = self.dir.join(MANIFEST);
+        self.begun.insert(MANIFEST.to_owned());
         let manifest = Manifest::of(self.files.clone());
         let sealed = self.write_summed(&path, |writer| write_json(writer, &manifest));
         sealed.and_then(|_| self.disk.sync_dir(&self.dir)).map_err(|error| Error::io("write", &path, &error))
+    }
+
+    /// Removes the folder after an error. Whatever the names of its files are, those that were written here go; with any
+    /// other in it, the folder is set aside.
+    fn remove(&self, target: &Path) {
+        let is_ours = |entry: io::Result<fs::DirEntry>| {
+            entry.is_ok_and(|entry| entry.file_name().to_str().is_some_and(|name| self.begun.contains(name)))
+        };
+        // The first error is the one to report. What cannot be removed now is removed at the next start.
+        if fs::read_dir(&self.dir).is_ok_and(|mut entries| entries.all(is_ours)) {
+            let _ = self.disk.remove(&self.dir);
+        } else if self.dir.exists() {
+            let _ = discard(self.disk, &self.dir, target);
+        }
     }
 }
 
@@ -114,6 +132,17 @@ pub struct Published {
     pub kept: Option<PathBuf>,
 }
 
+/// What may stand at the place of a new folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Older {
+    /// Anything: the place belongs to a run that holds the lock of its folder.
+    Any,
+    /// A folder that tunesmith wrote as a whole: the user asked for its replacement.
+    Ours,
+    /// Nothing, or an empty folder.
+    None,
+}
+
 /// Makes the folder `target` from what `fill` writes, and adds a manifest. An older folder at `target` is moved aside,
 /// and removed as soon as the new one is durable. If the older one is a file or a link, or has files of someone else,
 /// it keeps its new name. After an error the older folder is back in its place, and nothing new is left.
@@ -125,40 +154,96 @@ pub fn publish_folder(
     target: &Path,
     fill: impl FnOnce(&mut StagedFolder<'_>) -> Result<()>,
 ) -> Result<Published> {
-    let staged = beside(target, "tmp");
-    if staged.exists() {
+    publish(disk, target, Older::Any, fill)
+}
+
+/// As [`publish_folder`], for a folder that the user has named. What has appeared there while `fill` wrote stays: with
+/// `overwrite`, only a folder is replaced in which every file is tunesmith's, and without it nothing.
+///
+/// # Errors
+/// As [`publish_folder`]; [`tunesmith_base::Kind::Config`]: something is there that stays.
+pub fn publish_output(
+    disk: &dyn Disk,
+    target: &Path,
+    overwrite: bool,
+    fill: impl FnOnce(&mut StagedFolder<'_>) -> Result<()>,
+) -> Result<Published> {
+    publish(disk, target, if overwrite { Older::Ours } else { Older::None }, fill)
+}
+
+fn publish(
+    disk: &dyn Disk,
+    target: &Path,
+    older: Older,
+    fill: impl FnOnce(&mut StagedFolder<'_>) -> Result<()>,
+) -> Result<Published> {
+    let dir = beside(target, "tmp");
+    if dir.exists() {
         // Left by an earlier process with the same number. A living one would hold the lock of the output directory.
-        discard(disk, &staged, target).map_err(|error| Error::io("remove", &staged, &error))?;
+        discard(disk, &dir, target).map_err(|error| Error::io("remove", &dir, &error))?;
     }
-    let _temporary = TemporaryFolder::create(disk, &staged).map_err(|error| Error::io("create", &staged, &error))?;
-    let mut staging = StagedFolder { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
+    let _temporary = TemporaryFolder::create(disk, &dir).map_err(|error| Error::io("create", &dir, &error))?;
+    let (files, begun) = (BTreeMap::new(), BTreeSet::new());
+    let mut staging = StagedFolder { disk, dir: dir.clone(), files, begun, hashing: Duration::ZERO };
     let done = fill(&mut staging)
         .and_then(|()| staging.seal())
-        .and_then(|()| without_signals(|| put_in_place(disk, &staged, target)));
-    if done.is_err() && staged.exists() {
-        // The first error is the one to report. What cannot be removed now is removed at the next start.
-        let _ = discard(disk, &staged, target);
+        .and_then(|()| without_signals(|| put_in_place(disk, &dir, target, older)));
+    if done.is_err() {
+        staging.remove(target);
     }
     done.map(|kept| Published { hashing: staging.hashing, kept })
 }
 
+/// The error where something has appeared at `target` that is not replaced.
+fn is_there(target: &Path, older: Older) -> Error {
+    let error = Error::config(format!("{} is there already: it was written while this command ran", target.display()));
+    error.hint(match older {
+        Older::None => "name another folder with --output, or replace it with --overwrite",
+        _ => "it is not replaced, since tunesmith did not write all of it: name another folder with --output",
+    })
+}
+
 /// Renames `staged` to `target`. If an older `target` has files of someone else, returns the other name under which it
 /// stays.
-fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<PathBuf>> {
-    let is_there = fs::symlink_metadata(target).is_ok();
-    let foreign = foreign_in(target).map_err(|error| Error::io("look into", target, &error))?.is_some();
-    let kept = foreign.then(|| kept_name(target));
-    let aside = kept.clone().or_else(|| is_there.then(|| beside(target, "old")));
-    if let Some(aside) = &aside {
-        disk.rename(target, aside).map_err(|error| Error::io("rename", target, &error))?;
+fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path, older: Older) -> Result<Option<PathBuf>> {
+    let failed = |path: &Path, error: &io::Error| Error::io("rename", path, error);
+    let sync = || atomic::sync_parent(disk, target).map_err(|error| Error::io("sync", parent(target), &error));
+    if older == Older::None {
+        // The system renames a folder to the name of an empty folder, and of nothing else.
+        return match disk.rename(staged, target) {
+            Ok(()) => sync().map(|()| None),
+            Err(_) if fs::symlink_metadata(target).is_ok() => Err(is_there(target, older)),
+            Err(error) => Err(failed(staged, &error)),
+        };
     }
-    if let Err(error) = disk.rename(staged, target) {
+    let found = fs::symlink_metadata(target).is_ok();
+    let is_foreign = |path: &Path| match foreign_in(path) {
+        Ok(file) => Ok(file.is_some()),
+        Err(error) => Err(Error::io("look into", path, &error)),
+    };
+    let foreign = is_foreign(target)?;
+    if foreign && older == Older::Ours {
+        return Err(is_there(target, older));
+    }
+    let kept = foreign.then(|| kept_name(target));
+    let aside = kept.clone().or_else(|| found.then(|| beside(target, "old")));
+    if let Some(aside) = &aside {
+        disk.rename(target, aside).map_err(|error| failed(target, &error))?;
+    }
+    // What came into the folder since it was looked at is not replaced either.
+    let late = older == Older::Ours && aside.as_deref().is_some_and(|aside| is_foreign(aside).unwrap_or(true));
+    let put = if late {
+        Err(is_there(target, older))
+    } else {
+        disk.rename(staged, target).map_err(|error| failed(staged, &error))
+    };
+    if let Err(error) = put {
         if let Some(aside) = &aside {
             let _ = disk.rename(aside, target); // if this fails too, the next start does it
         }
-        return Err(Error::io("rename", staged, &error));
+        return Err(error);
     }
-    atomic::sync_parent(disk, target).map_err(|error| Error::io("sync", parent(target), &error))?;
+    sync()?;
     match aside {
         Some(old) if kept.is_none() => discard(disk, &old, target).map_err(|error| Error::io("remove", &old, &error)),
         _ => Ok(kept),
@@ -200,4 +285,87 @@ pub(super) fn beside(target: &Path, kind: &str) -> PathBuf {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{kind}-{}", std::process::id()));
     target.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tunesmith_base::Kind;
+    use tunesmith_base::files::disk::RealDisk;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn broken(staging: &mut StagedFolder<'_>, names: &[&str]) -> Result<()> {
+        for name in names {
+            staging.write(name, |writer| writer.write_all(b"half"))?;
+        }
+        staging.write("of any name", |writer| {
+            writer.write_all(b"half")?;
+            Err(io::ErrorKind::StorageFull.into())
+        })
+    }
+
+    #[test]
+    fn a_folder_that_fails_leaves_nothing_whatever_its_files_are_called() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("out");
+        for _ in 0..2 {
+            let fill = |staging: &mut StagedFolder<'_>| broken(staging, &["README.md", "notes", "state.json"]);
+            publish_folder(&RealDisk, &target, fill).unwrap_err();
+            assert!(names(root.path()).is_empty(), "{:?}", names(root.path()));
+        }
+        // A file that someone else has put there stays.
+        let mine = |staging: &mut StagedFolder<'_>| {
+            fs::write(staging.dir.join("mine"), "mine").unwrap();
+            broken(staging, &["README.md"])
+        };
+        publish_folder(&RealDisk, &target, mine).unwrap_err();
+        assert_eq!(names(root.path()), ["out.kept-1"]);
+        assert_eq!(fs::read_to_string(root.path().join("out.kept-1/mine")).unwrap(), "mine");
+    }
+
+    #[test]
+    fn an_output_that_appeared_meanwhile_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("out");
+        let write = |overwrite: bool, number: i32, meanwhile: &dyn Fn()| {
+            publish_output(&RealDisk, &target, overwrite, |staging| {
+                meanwhile();
+                staging.write_json("state.json", &number)
+            })
+        };
+        let found = || fs::read_to_string(target.join("state.json")).unwrap().trim().to_owned();
+        let refused = |overwrite: bool, meanwhile: &dyn Fn()| {
+            let error = write(overwrite, 9, meanwhile).unwrap_err();
+            assert!(error.kind() == Kind::Config && error.message().contains("is there already"), "{error}");
+            assert_eq!(names(root.path()), ["out"], "nothing else is left");
+        };
+        // An empty folder is no output yet.
+        fs::create_dir(&target).unwrap();
+        write(false, 1, &|| {}).unwrap();
+        assert_eq!(found(), "1");
+        refused(false, &|| {});
+        write(true, 2, &|| {}).unwrap();
+        assert_eq!(found(), "2");
+        fs::remove_dir_all(&target).unwrap();
+        refused(false, &|| drop(write(false, 3, &|| {}).unwrap()));
+        assert_eq!(found(), "3");
+        // A run that begins there, and a file, are no folders that this program wrote as a whole.
+        for overwrite in [false, true] {
+            fs::remove_dir_all(&target).unwrap();
+            refused(overwrite, &|| {
+                fs::create_dir(&target).unwrap();
+                fs::write(target.join("config.resolved.yaml"), "").unwrap();
+            });
+            fs::remove_dir_all(&target).unwrap();
+            refused(overwrite, &|| fs::write(&target, "mine").unwrap());
+            fs::remove_file(&target).unwrap();
+            fs::create_dir(&target).unwrap();
+        }
+    }
 }

@@ -11,7 +11,7 @@ use super::requantize::{Loss, Requantization};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::encoders::EncoderFiles;
-use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
+use tunesmith_checkpoint::publish::{StagedFolder, publish_output};
 use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_config::stored_format::Layout;
@@ -35,6 +35,8 @@ pub struct FolderSettings<'a> {
     pub card: Option<&'a str>,
     /// Quantizes linear layers; other tensors keep their dtype.
     pub requantization: Option<&'a Requantization>,
+    /// Whether an older folder is replaced.
+    pub overwrite: bool,
 }
 
 /// A tensor of the written folder, and where its numbers come from.
@@ -172,7 +174,7 @@ pub fn keeps_mxfp4(merged: &Merged, dtype: Option<Dtype>) -> bool {
 /// Writes the folder `target`.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
+/// [`tunesmith_base::Kind::Io`]: the disk; [`tunesmith_base::Kind::Config`]: something has appeared there that stays; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
 pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Result<WrittenFolder> {
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
@@ -195,7 +197,7 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
         }
     }
     let mut written = WrittenFolder { bytes: beside, loss: Loss::default() };
-    publish_folder(&RealDisk, target, |staging| {
+    publish_output(&RealDisk, target, form.overwrite, |staging| {
         staging.write_json("config.json", &config(merged, form)?)?;
         folder::stage_processor(staging, &merged.base, form.tokenizer)?;
         folder::stage_companions(

@@ -82,14 +82,19 @@ impl<'d> AtomicFile<'d> {
     /// The disk's. The old file may then be replaced or not; it is whole in both cases.
     pub fn commit(self) -> io::Result<()> {
         let target = self.target.clone();
-        self.commit_as(&target)
+        self.commit_as(&target, true)
     }
 
-    /// As [`Self::commit`], to another path on the same file system.
-    pub(super) fn commit_as(mut self, target: &Path) -> io::Result<()> {
+    /// As [`Self::commit`], to another path on the same file system. Without `replaces`, it fails where something is
+    /// there ([`io::ErrorKind::AlreadyExists`]).
+    pub(super) fn commit_as(mut self, target: &Path, replaces: bool) -> io::Result<()> {
         self.sync()?;
         let Self { disk, temporary, mut created, .. } = self;
-        temporary.move_to(target)?;
+        if replaces {
+            temporary.move_to(target)?;
+        } else {
+            temporary.move_to_free(target)?;
+        }
         let created = std::mem::take(&mut created.0);
         sync_parent(disk, target)?;
         created.iter().try_for_each(|folder| sync_parent(disk, folder))

@@ -120,8 +120,21 @@ impl OutputFile {
     /// As [`OutputFile::create`].
     pub fn publish(self) -> Result<()> {
         // What was read since is known by now, and others may have written meanwhile.
-        let place = check_output_file(&self.target, self.existing, &self.inputs)?;
-        self.file.commit_as(&place).map_err(|error| Error::io("write", &self.target, &error))
+        let Self { file, target, existing, inputs } = self;
+        // What appears after the check is not replaced, unless the user asked for it.
+        let replaces = match existing {
+            Existing::Replace => true,
+            Existing::Keep(_) => false,
+            Existing::Ours(..) => super::is_there(&target),
+        };
+        let place = check_output_file(&target, existing, &inputs)?;
+        file.commit_as(&place, replaces).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                Error::config(format!("{} is there already: it was written while this command ran", target.display()))
+                    .hint("name another file, or run the command again")
+            }
+            _ => Error::io("write", &target, &error),
+        })
     }
 }
 
@@ -276,6 +289,34 @@ mod tests {
         assert_eq!(fs::read_dir(&root).unwrap().count(), 2);
         // Behind a folder that exists, it leads where it says.
         check_output_folder(&at("base/../other"), false, &[at("base")], |_| None).unwrap();
+    }
+
+    #[test]
+    fn of_outputs_that_are_published_at_once_the_first_stays() {
+        const ROUNDS: usize = 20;
+        let root = tempfile::tempdir().unwrap();
+        for round in 0..ROUNDS {
+            let target = root.path().join(format!("rows-{round}.jsonl"));
+            let start = |text: &str| {
+                let mut file = OutputFile::create(&target, Existing::Keep("--overwrite"), &[]).unwrap();
+                file.write_all(text.as_bytes()).unwrap();
+                file
+            };
+            let files = ["one", "two"].map(|text| (text, start(text)));
+            let done: Vec<_> = std::thread::scope(|scope| {
+                files
+                    .map(|(text, file)| scope.spawn(move || (text, file.publish())))
+                    .map(|it| it.join().unwrap())
+                    .into()
+            });
+            let [first] = done.iter().filter(|(_, done)| done.is_ok()).collect::<Vec<_>>()[..] else {
+                panic!("one of them is published");
+            };
+            assert_eq!(fs::read_to_string(&target).unwrap(), first.0);
+            let error = done.iter().find_map(|(_, done)| done.as_ref().err()).unwrap();
+            assert!(error.kind() == Kind::Config && error.message().contains("is there already"), "{error}");
+        }
+        assert_eq!(fs::read_dir(&root).unwrap().count(), ROUNDS, "no temporary file is left");
     }
 
     #[test]

@@ -72,6 +72,24 @@ impl<'d> Temporary<'d> {
     }
 }
 
+impl Temporary<'_> {
+    /// As [`Temporary::move_to`], but replaces nothing.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`]: something is there.
+    pub fn move_to_free(self, target: &Path) -> io::Result<()> {
+        match fs::hard_link(&self.path, target) {
+            // Dropping this removes the temporary name.
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
+            Err(_) => {}
+        }
+        // The file system has no links: an empty file takes the place first.
+        File::create_new(target)?;
+        self.move_to(target).inspect_err(|_| remove(target))
+    }
+}
+
 impl Drop for Temporary<'_> {
     fn drop(&mut self) {
         let mut ours = ours();
