@@ -2,6 +2,8 @@
 //! row can turn a line into gigabytes. A tokenizer beyond the bounds is refused before it processes any text.
 use std::sync::LazyLock;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
@@ -146,6 +148,9 @@ pub(super) fn check(json: &[u8]) -> Result<Growth> {
         )));
     }
     let decoder = check.factor(&parts.decoder);
+    if let Some(overlong) = check.overlong.take() {
+        return Err(Error::model(overlong));
+    }
     if decoder > MAX_DECODER_GROWTH {
         return Err(Error::model(format!(
             "its decoder can make a text {} longer, at most {MAX_DECODER_GROWTH} times are allowed",
@@ -193,12 +198,17 @@ fn times(factor: usize) -> String {
 struct GrowthCheck {
     steps: usize,
     slow: bool,
+    /// What is wrong with the `precompiled_charsmap` of a step.
+    overlong: Option<String>,
 }
 
 impl GrowthCheck {
     /// The factor by which the steps of a part can lengthen a text.
     fn factor(&mut self, step: &Value) -> usize {
         self.steps += 1;
+        if let Some(charsmap) = step["precompiled_charsmap"].as_str() {
+            self.overlong = self.overlong.take().or_else(|| overlong_trie(charsmap));
+        }
         for list in ["normalizers", "pretokenizers", "decoders"] {
             if let Some(steps) = step[list].as_array() {
                 return steps.iter().fold(1, |factor, step| self.factor(step).saturating_mul(factor));
@@ -237,6 +247,20 @@ impl GrowthCheck {
         };
         step["single"].as_array().into_iter().flatten().map(of_piece).fold(0, usize::saturating_add)
     }
+}
+
+/// What is wrong with a `precompiled_charsmap`, if its first four bytes claim a longer trie than there is: the tokenizers
+/// library asks for twice as much memory as they claim.
+fn overlong_trie(charsmap: &str) -> Option<String> {
+    let head: [u8; 3] = STANDARD.decode(charsmap.get(..4)?).ok()?.try_into().ok()?;
+    let next = STANDARD.decode(charsmap.get(4..8)?).ok()?;
+    let claimed = u64::from(u32::from_le_bytes([head[0], head[1], head[2], *next.first()?]));
+    let most = (charsmap.len() as u64 / 4 * 3).saturating_sub(4);
+    (claimed > most).then(|| {
+        format!(
+            "the precompiled_charsmap of its normalizer claims a trie of {claimed} bytes, and there are at most {most}"
+        )
+    })
 }
 
 /// Whether a regular expression may match the empty string, judged by its operators.
@@ -300,6 +324,28 @@ mod tests {
 
     fn replace(pattern: &str, content: &str) -> Value {
         json!({"type": "Replace", "pattern": {"String": pattern}, "content": content})
+    }
+
+    #[test]
+    fn a_charsmap_that_claims_more_than_it_has_is_refused() {
+        let step = |claimed: u32, rest: &[u8]| {
+            let bytes = [&claimed.to_le_bytes()[..], rest].concat();
+            json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(bytes)})
+        };
+        for claimed in [u32::MAX, 0x7fff_ffff, 64] {
+            for rest in [&[][..], &[0, 0], &[0; 8]] {
+                let one = step(claimed, rest);
+                let mut odd = one.clone();
+                odd["normalizers"] = json!([]);
+                for normalizer in [json!({"type": "Sequence", "normalizers": [one.clone()]}), one, odd] {
+                    let error = checked(&json!({"normalizer": normalizer})).unwrap_err();
+                    assert!(error.contains("precompiled_charsmap") && error.contains(&claimed.to_string()), "{error}");
+                }
+            }
+        }
+        for (claimed, rest) in [(8, &[0; 8][..]), (4, b"\0\0\0\0abc\0"), (0, &[])] {
+            checked(&json!({"normalizer": step(claimed, rest)})).unwrap();
+        }
     }
 
     #[test]
