@@ -597,11 +597,14 @@ fn damaged_files_beside_intact_checkpoints_do_not_keep_a_run_from_going_on() {
     for name in ["latest", "best", "metrics.jsonl"] {
         fs::write(world.0.path("out").join(name), "junk\nof mine\n").unwrap();
     }
+    fs::write(world.0.path("out/backend.json"), [0; 64]).unwrap();
     let output = train(&config, &["--resume", "train.max_steps=3"]);
     assert!(output.status.success(), "{}", said(&output));
     let text = |name: &str| fs::read_to_string(world.0.path("out").join(name)).unwrap();
     assert!(text("latest").starts_with("checkpoint-000003"), "{}", text("latest"));
     assert_eq!(text("metrics.jsonl.kept-1"), "junk\nof mine\n");
+    assert_eq!(text("backend.json.kept-1"), "\0".repeat(64));
+    assert!(text("backend.json").starts_with('{'), "{}", text("backend.json"));
     assert!(text("metrics.jsonl").starts_with("{\"step\":"), "{}", text("metrics.jsonl"));
     fs::write(world.0.path("out/report.html"), "mine").unwrap();
     let output = train(&config, &["--resume", "train.max_steps=4"]);

@@ -99,7 +99,11 @@ impl Manifest {
         }
         let text = read_text(&path).map_err(|error| unreadable(&path, &error))?;
         let parsed = serde_json::from_slice::<serde_json::Value>(&text);
-        let is_foreign = |value: &serde_json::Value| value.get("version").is_none() && value.get("files").is_none();
+        // A value with nothing in it is what damage leaves, not another program's manifest.
+        let is_foreign = |value: &serde_json::Value| {
+            let holds = value.as_object().map(|map| !map.is_empty()).or_else(|| Some(!value.as_array()?.is_empty()));
+            holds == Some(true) && value.get("version").is_none() && value.get("files").is_none()
+        };
         if parsed.as_ref().is_ok_and(is_foreign) {
             return Ok(None);
         }
@@ -238,7 +242,63 @@ pub struct Complete {
 pub fn verify(dir: &Path) -> Result<Complete> {
     let manifest = Manifest::read(dir)?;
     manifest.check_sizes(dir)?;
+    // Weights are read only from their folder: such a checkpoint could not be resumed.
+    for name in manifest.files.keys().filter(|name| name.ends_with(".safetensors")) {
+        let path = dir.join(name);
+        if path.is_symlink() {
+            files::open_member(&path).map_err(|error| damaged(&path, error))?;
+        }
+    }
     let began = Instant::now();
     manifest.check_hashes(dir)?;
     Ok(Complete { dir: dir.to_owned(), manifest, hashing: began.elapsed() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::publish::publish_folder;
+    use tunesmith_base::files::disk::RealDisk;
+
+    fn folder(root: &Path) -> PathBuf {
+        let dir = root.join("checkpoint-000001");
+        publish_folder(&RealDisk, &dir, |staging| {
+            staging.write("model.safetensors", |file| file.write_all(b"numbers"))
+        })
+        .unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_manifest_with_nothing_in_it_is_damaged_and_one_of_another_program_is_not_ours() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = folder(root.path());
+        let check = || Manifest::check_if_any(&dir, &["model.safetensors"]);
+        check().unwrap();
+        for text in ["null", "[]", "{}", "", "0", "\"x\""] {
+            fs::write(dir.join(MANIFEST), text).unwrap();
+            assert_eq!(check().unwrap_err().kind(), Kind::Checkpoint, "{text}");
+        }
+        for text in [r#"{"name": "app", "icons": []}"#, r#"["model.safetensors"]"#] {
+            fs::write(dir.join(MANIFEST), text).unwrap();
+            check().unwrap();
+        }
+    }
+
+    #[test]
+    fn weights_that_are_a_link_out_of_their_folder_make_a_checkpoint_incomplete() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = folder(root.path());
+        let weights = dir.join("model.safetensors");
+        verify(&dir).unwrap();
+        fs::rename(&weights, root.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(root.path().join("elsewhere"), &weights).unwrap();
+        let error = verify(&dir).unwrap_err();
+        assert!(error.kind() == Kind::Checkpoint && error.to_string().contains("out of its folder"), "{error}");
+        // The same within the folder, as by a tool that removes copies.
+        fs::remove_file(&weights).unwrap();
+        fs::rename(root.path().join("elsewhere"), dir.join("blob")).unwrap();
+        std::os::unix::fs::symlink("blob", &weights).unwrap();
+        verify(&dir).unwrap();
+    }
 }

@@ -119,8 +119,8 @@ pub fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
 /// Refuses an output directory in which the run would replace or remove files of others.
 ///
 /// With `replaces`, the run starts over, and folders that it will remove must contain only files of runs. With `resumes_here`,
-/// it resumes from a checkpoint in the directory: damaged `latest` and `best` are allowed, and a foreign metrics file is
-/// renamed.
+/// it resumes from a checkpoint in the directory: damaged `latest` and `best` are allowed, and a foreign metrics file or
+/// stamp is renamed.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: a file that no run has written. [`tunesmith_base::Kind::Io`]: a path is not a regular file
@@ -161,15 +161,17 @@ pub fn refuse_foreign(config: &Config, replaces: bool, resumes_here: bool, obser
     if replaces { output::refuse_foreign(output_dir) } else { Ok(()) }
 }
 
-/// Lets the run replace a damaged file `name` next to its checkpoints: a pointer is ignored, a metrics file is renamed.
+/// Lets the run replace a damaged file `name` next to its checkpoints: a pointer is ignored, a metrics file or a stamp is renamed.
 /// Returns `false` for other files.
 fn replace_damaged(path: &Path, name: &str, observer: &dyn Observer) -> Result<bool> {
     let text = match name {
         "latest" | "best" => format!("{} is damaged: the run replaces it", path.display()),
-        output::METRICS => {
+        // Each checkpoint has a stamp of its own, which decides what the run resumes.
+        output::METRICS | output::STAMP => {
             let kept = own_files::kept_name(path);
             atomic::rename(&RealDisk, path, &kept).map_err(|source| Error::io("rename", path, &source))?;
-            format!("{} is not a metrics file of a run: renamed to {}", path.display(), kept.display())
+            let what = if name == output::METRICS { "a metrics file" } else { "the stamp" };
+            format!("{} is not {what} of a run: renamed to {}", path.display(), kept.display())
         }
         _ => return Ok(false),
     };
