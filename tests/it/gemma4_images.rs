@@ -13,11 +13,21 @@ fn what_is_not_computed_is_refused_by_name() {
         ("config.json", "/vision_config/head_dim", json!(6), "head_dim"),
         ("config.json", "/vision_config/num_key_value_heads", json!(3), "num_key_value_heads"),
         ("config.json", "/vision_config/attention_dropout", json!(0.5), "attention_dropout"),
-        ("config.json", "/vision_config/pooling_kernel_size", json!(1), "multiples of 16 pixels, and the model one embedding of 8 x 8"),
+        (
+            "config.json",
+            "/vision_config/pooling_kernel_size",
+            json!(1),
+            "multiples of 16 pixels, and the model one embedding of 8 x 8",
+        ),
         ("config.json", "/vision_config/position_embedding_size", json!(63), "position_embedding_table"),
         ("config.json", "/text_config/pad_token_id", null, "pad_token_id"),
         ("preprocessor_config.json", "/max_soft_tokens", json!(100), "max_soft_tokens"),
-        ("preprocessor_config.json", "/patch_size", json!(4), "multiples of 8 pixels, and the model one embedding of 16 x 16"),
+        (
+            "preprocessor_config.json",
+            "/patch_size",
+            json!(4),
+            "multiples of 8 pixels, and the model one embedding of 16 x 16",
+        ),
         ("preprocessor_config.json", "/resample", json!(0), "resample: 0"),
         ("preprocessor_config.json", "/do_resize", json!(false), "do_resize"),
     ] {
