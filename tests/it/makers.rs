@@ -352,7 +352,7 @@ fn damaged_files_are_refused_by_name() {
         refused("gptq", &["q_proj"], &shorter(end));
         refused("awq", &["q_proj"], &shorter(end));
     }
-    refused("gptq", &["q_proj", "is [64, 56]"], &shorter("qweight"));
+    refused("gptq", &["q_proj", "g_idx [64] beside it, expected I32 [56]"], &shorter("qweight"));
     refused("gptq", &["q_proj", "group 2"], &|all| tensor(all, "g_idx", &|_, bytes| bytes[0] = 2));
     refused("gptq", &["q_proj", "columns"], &shorter("g_idx"));
     refused("gptq", &["g_idx", "I32"], &|all| {

@@ -193,5 +193,5 @@ fn damaged_experts_are_refused_by_name() {
         }
     };
     let error = refused(&fewer).unwrap_err();
-    assert!(error.kind() == Kind::Model && error.to_string().contains("experts.5"), "{error}");
+    assert!(error.kind() == Kind::Model && error.to_string().contains("holds 5 experts, expected 6"), "{error}");
 }

@@ -30,6 +30,13 @@ fn files_that_do_not_belong_together_are_refused_by_name() {
         let mut changed: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         changed[key] = value;
         fs::write(&path, changed.to_string()).unwrap();
+        // The settings of the whole processor would count before these.
+        let whole = fixture.path("model/processor_config.json");
+        if file == "preprocessor_config.json" && whole.is_file() {
+            let mut settings: Value = serde_json::from_slice(&fs::read(&whole).unwrap()).unwrap();
+            settings.as_object_mut().unwrap().remove("image_processor");
+            fs::write(&whole, settings.to_string()).unwrap();
+        }
         let refused = train(&fixture.config("run", &["train.max_steps: 1"]), &[]);
         let text = said(&refused);
         assert!(refused.status.code() == Some(4) && text.contains(wanted), "{name}, {key}: {text}");

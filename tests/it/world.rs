@@ -291,7 +291,7 @@ fn commands_know_the_second_encoder_or_refuse_it_by_name() {
     known(&["memory-check", &config], "");
     let done = train(fixture.path("run.yaml").as_path(), &[]);
     let other = format!("train.output_dir={}", fixture.path("other").display());
-    assert!(done.status.success() && said(&done).contains("AutoencoderKL, frozen, 4 rows"), "{}", said(&done));
+    assert!(done.status.success() && said(&done).contains("AutoencoderKL, frozen, 4 embeddings"), "{}", said(&done));
     let refused = |args: &[&str], part: &str| {
         let done = run(args);
         assert!(done.status.code() == Some(2) && said(&done).contains(part), "{args:?}: {}", said(&done));

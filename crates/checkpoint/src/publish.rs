@@ -353,7 +353,12 @@ mod tests {
         write(true, 2, &|| {}).unwrap();
         assert_eq!(found(), "2");
         fs::remove_dir_all(&target).unwrap();
-        refused(false, &|| drop(write(false, 3, &|| {}).unwrap()));
+        // As another process, whose temporary folder has another name.
+        refused(false, &|| {
+            let other = root.path().join("other");
+            publish_output(&RealDisk, &other, false, |staging| staging.write_json("state.json", &3)).unwrap();
+            fs::rename(&other, &target).unwrap();
+        });
         assert_eq!(found(), "3");
         // A run that begins there, and a file, are no folders that this program wrote as a whole.
         for overwrite in [false, true] {
