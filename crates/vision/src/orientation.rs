@@ -2,7 +2,7 @@
 //! EXIF data; some programs note it in XMP data instead.
 //!
 //! What counts is what Pillow's `ImageOps.exif_transpose` reads, since Transformers calls that: the EXIF data of a file; in
-//! a PNG file without any, a text `Raw profile type exif`, as ImageMagick writes it; and only if neither has an orientation,
+//! a PNG file without any, a text `Raw profile type exif`, as `ImageMagick` writes it; and only if neither has an orientation,
 //! XMP data.
 use std::io::Read as _;
 
@@ -66,7 +66,7 @@ pub fn png_chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// EXIF data in hexadecimal digits, as ImageMagick writes it: behind three ends of lines.
+/// EXIF data in hexadecimal digits, as `ImageMagick` writes it: behind three ends of lines.
 fn raw_profile(chunk: &[u8], data: &[u8]) -> Option<Vec<u8>> {
     let value = data.strip_prefix(b"Raw profile type exif\0")?;
     let text = if chunk == b"zTXt" { unpacked(value.strip_prefix(b"\0")?)? } else { value.to_vec() };

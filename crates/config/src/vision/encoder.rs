@@ -160,7 +160,7 @@ pub enum Interpolation {
     AntialiasedBilinear,
     /// Bilinear, with the first and the last position at the ends of a side (`align_corners=True`): Qwen3-VL.
     Bilinear,
-    /// There is no other grid: Transformers' class refuses images of other sizes (LLaVA, Gemma 3, PaliGemma).
+    /// There is no other grid: Transformers' class refuses images of other sizes (LLaVA, Gemma 3, `PaliGemma`).
     Fixed,
     /// Without interpolation: a patch's position is the sum of those of its column and of its row, each from a table of
     /// its own (Gemma 4).
