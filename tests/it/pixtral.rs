@@ -12,7 +12,7 @@ fn files_that_do_not_belong_together_are_refused_by_name() {
             "processor_config.json",
             "spatial_merge_size",
             json!(1),
-            "multiples of 8 pixels, and the model one embedding of 16 x 16",
+            "multiples of 8 pixels, but an embedding of the model covers 16 x 16",
         ),
         ("mistral3", "processor_config.json", "image_break_token", json!("[BREAK]"), "image_break_token"),
         ("mistral3", "processor_config.json", "image_end_token", json!("[END]"), "image_end_token"),
@@ -22,7 +22,7 @@ fn files_that_do_not_belong_together_are_refused_by_name() {
         ("mistral3", "config.json", "vision_feature_layer", json!([-1, -2]), "a list as vision_feature_layer"),
         ("pixtral", "config.json", "vision_feature_select_strategy", json!("default"), "\"full\""),
         ("pixtral", "config.json", "vision_feature_layer", json!(9), "vision_feature_layer"),
-        ("qwen2_vl", "preprocessor_config.json", "merge_size", json!(4), "the model one embedding of 16 x 16"),
+        ("qwen2_vl", "preprocessor_config.json", "merge_size", json!(4), "an embedding of the model covers 16 x 16"),
     ];
     for (name, file, key, value, wanted) in cases {
         let fixture = seeing(name);

@@ -288,50 +288,33 @@ impl Layout {
         self
     }
 
-    /// Lets each token of an image see all of it, in blocks with these windows too. `images` has the runs of image rows
-    /// of each sequence, as rising positions in it.
+    /// Lets the tokens of an image see later ones of it, as `mask` says for each of these windows. `images` has the runs of
+    /// image rows of each sequence, as rising positions in it.
     #[must_use]
-    pub fn showing(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
+    pub fn showing(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>], mask: MaskOf) -> Self {
         if images.iter().any(|of| !of.is_empty()) {
-            self.all.show(images, windows, everywhere);
-            self.last.show(images, windows, everywhere);
-        }
-        self
-    }
-
-    /// As [`Layout::showing`], but a window also limits what a token sees before it in its own image.
-    #[must_use]
-    pub fn showing_in_windows(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
-        if images.iter().any(|of| !of.is_empty()) {
-            self.all.show(images, windows, in_windows);
-            self.last.show(images, windows, in_windows);
-        }
-        self
-    }
-
-    /// As [`Layout::showing_in_windows`], but blocks without a window stay causal.
-    #[must_use]
-    pub fn showing_within(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
-        if images.iter().any(|of| !of.is_empty()) {
-            self.all.show(images, windows, within_windows);
-            self.last.show(images, windows, within_windows);
+            self.all.show(images, windows, mask);
+            self.last.show(images, windows, mask);
         }
         self
     }
 }
 
 /// The mask of a layer with this window, in a sequence with these images.
-type MaskOf = for<'m> fn(&'m [Range<usize>], Option<Window>) -> Mask<'m>;
+pub type MaskOf = for<'m> fn(&'m [Range<usize>], Option<Window>) -> Mask<'m>;
 
-fn everywhere(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
+/// In every layer, each token of an image sees all of it, whatever the window.
+pub fn everywhere(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
     Mask::Blocks { blocks, window }
 }
 
-fn in_windows(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
+/// In every layer, but a window also limits what a token sees before it in its own image.
+pub fn in_windows(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
     window.map_or(Mask::Blocks { blocks, window: None }, |window| Mask::BlocksWithin { blocks, window })
 }
 
-fn within_windows(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
+/// As [`in_windows`], but layers without a window stay causal.
+pub fn within_windows(blocks: &[Range<usize>], window: Option<Window>) -> Mask<'_> {
     window.map_or(Mask::Causal(None), |window| Mask::BlocksWithin { blocks, window })
 }
 

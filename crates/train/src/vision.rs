@@ -266,7 +266,7 @@ fn check_unit(folder: &Path, processing: &Processing, vision: &VisionArch) -> Re
     };
     match unit {
         Some(unit) if unit as usize != own => Err(Error::model(format!(
-            "{}: the image processor makes sides multiples of {unit} pixels, and the model one embedding of {own} x {own} pixels",
+            "{}: the image processor rounds sides to multiples of {unit} pixels, but an embedding of the model covers {own} x {own}",
             folder.display()
         ))
         .hint("the sides of patches and of their squares must be those of config.json")),

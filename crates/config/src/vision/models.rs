@@ -62,14 +62,18 @@ fn of_one_size(encoder: Encoder) -> Encoder {
     }
 }
 
-/// The output with this index in an encoder's `hidden_states`, where -1 is that of the last block.
-fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) -> Result<Feature> {
-    let outputs = encoder.num_hidden_layers as i64 + 1;
-    let at = if index < 0 { outputs + index } else { index };
-    match usize::try_from(at).ok().filter(|at| (1..=encoder.num_hidden_layers).contains(at)) {
-        Some(blocks) => Ok(Feature { blocks, final_norm: false, ..encoder.feature }),
-        None => Err(source.mismatch(key, &format!("a block's output: 1 to {0}, or -{0} to -1", outputs - 1))),
-    }
+/// The output with this index in an encoder's `hidden_states`, where -1 is that of the last block. `None` if no block has it.
+fn block_output(index: i64, encoder: &Encoder) -> Option<Feature> {
+    let at = if index < 0 { encoder.num_hidden_layers as i64 + 1 + index } else { index };
+    let blocks = usize::try_from(at).ok().filter(|at| (1..=encoder.num_hidden_layers).contains(at))?;
+    Some(Feature { blocks, final_norm: false, ..encoder.feature })
+}
+
+/// The output that `vision_feature_layer` names.
+fn feature_layer(source: &Source<'_>, index: i64, encoder: &Encoder) -> Result<Feature> {
+    let blocks = encoder.num_hidden_layers;
+    let expected = || source.mismatch(LAYER, &format!("a block's output: 1 to {blocks}, or -{blocks} to -1"));
+    block_output(index, encoder).ok_or_else(expected)
 }
 
 fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -95,7 +99,7 @@ fn mistral3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     }
     TOWER.clone_into(&mut encoder.prefix);
     let index = layer_index(source, -1)?;
-    encoder.feature = feature_layer(source, LAYER, index, &encoder)?;
+    encoder.feature = feature_layer(source, index, &encoder)?;
     let chat = Some(ChatImages { token: token(source, &IMAGE, 10)?, form: ChatForm::Pixtral });
     Ok(VisionArch { chat, ..whole(source, encoder, decoder_size)? })
 }
@@ -147,7 +151,7 @@ fn llava_with(
     decoder_size: usize,
 ) -> Result<VisionArch> {
     TOWER.clone_into(&mut encoder.prefix);
-    encoder.feature = feature_layer(source, LAYER, layer_index(source, layer)?, &encoder)?;
+    encoder.feature = feature_layer(source, layer_index(source, layer)?, &encoder)?;
     encoder.feature.drop_prefix = match source.text("vision_feature_select_strategy")?.unwrap_or(select) {
         "default" => true,
         "full" => false,
@@ -222,7 +226,7 @@ fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     TOWER.clone_into(&mut encoder.prefix);
     match source.get(LAYER).map(|value| value.as_i64().ok_or_else(|| source.mismatch(LAYER, "a whole number"))) {
         None | Some(Ok(-1)) => {}
-        Some(index) => encoder.feature = feature_layer(source, LAYER, index?, &encoder)?,
+        Some(index) => encoder.feature = feature_layer(source, index?, &encoder)?,
     }
     if !matches!(source.text("vision_feature_select_strategy")?, None | Some("default")) {
         return Err(source.mismatch("vision_feature_select_strategy", "\"default\""));
@@ -405,13 +409,10 @@ fn paired(part: &Source<'_>, pairing: &Pairing, decoder_size: usize) -> Result<V
     }
     TOWER.clone_into(&mut encoder.prefix);
     if let Some(index) = pairing.feature_layer {
-        let feature = feature_layer(part, "num_hidden_layers", index, &encoder);
-        encoder.feature = feature.map_err(|_| {
-            Error::config(format!(
-                "vision.feature_layer: {index}, and the encoder has {} blocks",
-                encoder.num_hidden_layers
-            ))
-            .hint(format!("a block's output is 1 to {0}, or -{0} to -1", encoder.num_hidden_layers))
+        let blocks = encoder.num_hidden_layers;
+        encoder.feature = block_output(index, &encoder).ok_or_else(|| {
+            Error::config(format!("vision.feature_layer: {index}, and the encoder has {blocks} blocks"))
+                .hint(format!("a block's output is 1 to {blocks}, or -{blocks} to -1"))
         })?;
     }
     let connector = connectors::of_pair(pairing, encoder.hidden_size, decoder_size);

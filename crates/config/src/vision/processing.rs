@@ -385,10 +385,13 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         };
         // Older names of the keys. They take precedence over the newer ones.
         let (least, most) = (area(source, "min_pixels", least)?, area(source, "max_pixels", most)?);
-        let least_key = if source.has("min_pixels") { "min_pixels" } else { "size" };
         let merge = source.size_up_to("merge_size", Some(merge as usize), 64)? as u32;
         if least > most {
-            return Err(source.mismatch(least_key, &format!("no more pixels than the most, {most}")));
+            return Err(if source.has("min_pixels") {
+                source.mismatch("min_pixels", &format!("at most {most}, the largest number of pixels of an image"))
+            } else {
+                source.mismatch("size", "no more pixels for shortest_edge than for longest_edge")
+            });
         }
         let patch = source.size_up_to("patch_size", Some(patch as usize), MOST)? as u32;
         return Ok(Size::Pixels { least, most, merge, patch });

@@ -4,7 +4,7 @@ use crate::across::Across;
 use crate::blocks::Added;
 use crate::grads::Grads;
 use crate::params::Params;
-use crate::pass::{Layout, Pass};
+use crate::pass::{Layout, Pass, everywhere, in_windows, within_windows};
 use crate::positions::{Positions, Shown};
 use crate::vision::{Splice, Trace, Training, by_sequence};
 use std::borrow::Cow;
@@ -105,9 +105,9 @@ impl Model {
     pub(super) fn showing(&self, layout: Layout, images: &[Vec<Range<usize>>]) -> Layout {
         let bidirectional = self.vision.as_ref().map_or(Bidirectional::Never, |vision| vision.arch.bidirectional);
         match bidirectional {
-            Bidirectional::Windowed => layout.showing_within(images, &self.windows()),
-            Bidirectional::Always => layout.showing_in_windows(images, &self.windows()),
-            Bidirectional::Never if self.has_prefix() => layout.showing(images, &self.windows()),
+            Bidirectional::Windowed => layout.showing(images, &self.windows(), within_windows),
+            Bidirectional::Always => layout.showing(images, &self.windows(), in_windows),
+            Bidirectional::Never if self.has_prefix() => layout.showing(images, &self.windows(), everywhere),
             Bidirectional::Never => layout,
         }
     }
@@ -118,7 +118,7 @@ impl Model {
         let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes, positions.as_ref());
         let layout = layout.scaling(self.arch.query_scaling);
         if self.has_prefix() {
-            return layout.showing(&prefixes(batch), &self.windows());
+            return layout.showing(&prefixes(batch), &self.windows(), everywhere);
         }
         self.showing(layout, &by_sequence(&batch.images, &batch.cu_seqlens))
     }
