@@ -19,7 +19,7 @@ pub(crate) const fn pairs(numbers: usize) -> usize {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct TilePart {
-    /// The first of 16 or 32 rows of bfloat16 numbers.
+    /// The first of 16 or 32 rows of bfloat16 numbers; or packed, `[step][32 rows][STEP]`.
     pub(crate) rows: *const u8,
     /// Bytes from one row to the next.
     pub(crate) apart: usize,
@@ -87,8 +87,9 @@ mod tiles {
         result == 0
     }
 
-    /// Bytes of a tile.
+    /// Bytes of a tile, and of a row of it.
     const BYTES: usize = 1024;
+    const ROW: usize = 64;
 
     /// What `LDTILECFG` reads: eight tiles of sixteen rows of 64 bytes.
     #[repr(C, align(64))]
@@ -124,71 +125,159 @@ mod tiles {
         };
     }
 
-    /// Asks for half of a tile of columns: eight lines from a byte on. What lies behind the last tile may be no memory at all: the processor
-    /// ignores that.
+    /// Asks for eight lines from a byte on. What lies there may be no memory at all: the processor ignores that.
     macro_rules! ahead {
-        ($columns:literal, $first:literal, $then:literal) => {
+        ($from:literal, $at:literal) => {
+            lines!("prefetcht0", $from, $at)
+        };
+    }
+
+    /// As `ahead`, for what is written soon.
+    macro_rules! ahead_to_write {
+        ($from:literal) => {
+            lines!("prefetchw", $from, "0")
+        };
+    }
+
+    macro_rules! lines {
+        ($hint:literal, $from:literal, $at:literal) => {
             concat!(
                 ".irp byte, 0, 64, 128, 192, 256, 320, 384, 448\n",
-                "prefetcht0 [{",
-                $columns,
+                $hint,
+                " [{",
+                $from,
                 "} + \\byte + ",
-                $first,
-                " + ",
-                $then,
+                $at,
                 "]\n",
                 ".endr\n"
             )
         };
     }
 
-    /// The products of the rows that were loaded with a tile of each block of columns, at so many bytes of it. Those at `later` are asked for.
+    /// As many instructions as `ahead` has. Without them, products of tiles were slower by a third while another thread shared the core.
+    macro_rules! pause {
+        () => {
+            ".rept 8\nnop\n.endr\n"
+        };
+    }
+
+    /// The products of the rows that were loaded with a tile of each block of columns, at so many bytes of it, and what stands between them.
     macro_rules! part {
-        (($at:literal, $later:literal), right: $right:ident, lower: $lower:ident) => {
+        ($at:literal, [$($between:expr),+], right: $right:ident, lower: $lower:ident) => {
+            part!(@ $at, $($between),+, $right, $lower)
+        };
+        (@ $at:literal, $first:expr, $second:expr, $third:expr, $fourth:expr, $right:ident, $lower:ident) => {
             concat!(
                 "tileloadd tmm6, [{left} + {line} + ",
                 $at,
                 "]\n",
-                ahead!("left", $later, 0),
+                $first,
                 "tdpbf16ps tmm0, tmm4, tmm6\n",
                 line!($right, concat!("tileloadd tmm7, [{right} + {line} + ", $at, "]\n")),
-                ahead!("left", $later, 512),
+                $second,
                 line!($right, "tdpbf16ps tmm1, tmm4, tmm7\n"),
-                line!($right, ahead!("right", $later, 0)),
+                $third,
                 line!($lower, "tdpbf16ps tmm2, tmm5, tmm6\n"),
-                line!($right, ahead!("right", $later, 512)),
+                $fourth,
                 line!($right $lower, "tdpbf16ps tmm3, tmm5, tmm7\n"),
             )
         };
     }
 
-    /// A step: the rows stay for all parts, each at a byte of both blocks of columns and with the byte to ask for.
-    macro_rules! step {
-        (right: $right:ident, lower: $lower:ident, $($part:tt),+) => {
+    /// The rows of a step, which stay for all of its parts.
+    macro_rules! rows {
+        ($lower:ident) => {
+            concat!("tileloadd tmm4, [{upper} + {apart}]\n", line!($lower, "tileloadd tmm5, [{lower} + {apart}]\n"))
+        };
+    }
+
+    /// A step of rows that are packed or stay in the cache, while columns come: they are asked for two steps ahead.
+    macro_rules! streamed {
+        (right: $right:ident, lower: $lower:ident) => {
             concat!(
-                "tileloadd tmm4, [{upper} + {apart}]\n",
-                line!($lower, "tileloadd tmm5, [{lower} + {apart}]\n"),
-                $(part!($part, right: $right, lower: $lower)),+
+                "/* nothing comes next: {next} {other} */\n",
+                rows!($lower),
+                part!(
+                    0,
+                    [
+                        ahead!("left", "2048"),
+                        ahead!("left", "2560"),
+                        line!($right, ahead!("right", "2048")),
+                        line!($right, ahead!("right", "2560"))
+                    ],
+                    right: $right, lower: $lower
+                )
             )
         };
     }
 
-    /// Multiplies `parts` in steps whose blocks of columns have so many bytes.
-    macro_rules! multiply_all {
-        ($sums:ident, $parts:ident, $size:ident, $columns:expr, $($part:tt),+) => {
-            match $size {
-                [2, 2] => multiply!($sums, $parts, step!(right: yes, lower: yes, $($part),+), $columns, right: yes, lower: yes),
-                [2, _] => multiply!($sums, $parts, step!(right: no, lower: yes, $($part),+), $columns, right: no, lower: yes),
-                [_, 2] => multiply!($sums, $parts, step!(right: yes, lower: no, $($part),+), $columns, right: yes, lower: no),
-                _ => multiply!($sums, $parts, step!(right: no, lower: no, $($part),+), $columns, right: no, lower: no),
-            }
+    /// A step of packed rows, while columns stay in the cache: rows are asked for two steps ahead, and of each run of the next sums 256 bytes.
+    macro_rules! packed {
+        (right: $right:ident, lower: $lower:ident) => {
+            concat!(
+                rows!($lower),
+                part!(
+                    0,
+                    [
+                        ahead!("upper", "4096"),
+                        concat!(ahead!("upper", "4608"), quarter!("next")),
+                        ahead!("upper", "5120"),
+                        concat!(ahead!("upper", "5632"), quarter!("other"))
+                    ],
+                    right: $right, lower: $lower
+                ),
+                "add {next}, 256\n",
+                "add {other}, 256\n",
+            )
         };
+    }
+
+    /// The same of split columns: rows are asked for one step ahead, and 512 bytes of each run of the next sums.
+    macro_rules! split {
+        (right: $right:ident, lower: $lower:ident) => {
+            concat!(
+                rows!($lower),
+                part!(
+                    0,
+                    [ahead!("upper", "2048"), ahead!("upper", "2560"), ahead!("upper", "3072"), ahead!("upper", "3584")],
+                    right: $right, lower: $lower
+                ),
+                part!(
+                    1024,
+                    [ahead_to_write!("next"), ahead_to_write!("other"), pause!(), pause!()],
+                    right: $right, lower: $lower
+                ),
+                part!(2048, [pause!(), pause!(), pause!(), pause!()], right: $right, lower: $lower),
+                "add {next}, 512\n",
+                "add {other}, 512\n",
+            )
+        };
+    }
+
+    /// Four lines of the next sums.
+    macro_rules! quarter {
+        ($from:literal) => {
+            concat!(".irp byte, 0, 64, 128, 192\n", "prefetchw [{", $from, "} + \\byte]\n", ".endr\n")
+        };
+    }
+
+    /// Multiplies parts in steps with so many bytes of rows and of each block of columns.
+    macro_rules! multiply_all {
+        ($step:ident, [$rows:expr, $columns:expr], $sums:ident, $parts:ident, $size:ident, $next:expr) => {{
+            let next: [*const f32; 2] = $next;
+            match $size {
+                [2, 2] => multiply!($step, [$rows, $columns], $sums, $parts, next, right: yes, lower: yes),
+                [2, _] => multiply!($step, [$rows, $columns], $sums, $parts, next, right: no, lower: yes),
+                [_, 2] => multiply!($step, [$rows, $columns], $sums, $parts, next, right: yes, lower: no),
+                _ => multiply!($step, [$rows, $columns], $sums, $parts, next, right: no, lower: no),
+            }
+        }};
     }
 
     /// The sums of up to four tiles: `tmm0` and `tmm1` the upper ones, `tmm2` and `tmm3` the lower. `tmm4` and `tmm5` are rows, `tmm6` and
     /// `tmm7` columns.
     macro_rules! multiply {
-        ($sums:expr, $parts:expr, $step:expr, $columns:expr, right: $right:ident, lower: $lower:ident) => {
+        ($step:ident, [$rows:expr, $columns:expr], $sums:expr, $parts:expr, $next:ident, right: $right:ident, lower: $lower:ident) => {
             asm!(
                 "mov {apart}, [{sums} + 64]",
                 "mov {at}, [{sums}]",
@@ -220,9 +309,9 @@ mod tiles {
                 "shl {lower}, 4",
                 "add {lower}, {upper}",
                 "25:",
-                $step,
-                "add {upper}, 64",
-                "add {lower}, 64",
+                $step!(right: $right, lower: $lower),
+                "add {upper}, {rows}",
+                "add {lower}, {rows}",
                 "add {left}, {columns}",
                 "add {right}, {columns}",
                 "dec {steps}",
@@ -244,7 +333,10 @@ mod tiles {
                 part = inout(reg) $parts.as_ptr() => _,
                 count = inout(reg) $parts.len() => _,
                 line = in(reg) 64usize,
+                rows = const $rows,
                 columns = const $columns,
+                next = inout(reg) $next[0] => _,
+                other = inout(reg) $next[1] => _,
                 at = out(reg) _,
                 apart = out(reg) _,
                 upper = out(reg) _,
@@ -283,20 +375,42 @@ mod tiles {
         pub(crate) unsafe fn add_products(&self, sums: &TileSums, parts: &[TilePart], size: [usize; 2]) {
             // SAFETY: `self` shows that the registers are configured, sixteen rows of 64 bytes each. What is read and written is there, as
             // the caller says; `parts` has as many entries as are read, and the structures lie as `repr(C)` says.
-            // Columns are asked for two steps ahead.
-            unsafe { multiply_all!(sums, parts, size, BYTES, (0, 2048)) }
+            unsafe { multiply_all!(streamed, [ROW, BYTES], sums, parts, size, [std::ptr::null(); 2]) }
         }
 
-        /// As [`Tiles::add_products`], of parts whose columns are split.
+        /// As [`Tiles::add_products`], of parts whose rows are packed. Meanwhile, the 2 KiB at each place of `next` are asked for, which
+        /// need not be there.
+        ///
+        /// # Safety
+        /// As there, but of rows, there are `steps` times 2,048 bytes.
+        #[inline]
+        #[allow(clippy::unused_self, reason = "it shows that the registers are configured")]
+        pub(crate) unsafe fn add_packed_products(
+            &self,
+            sums: &TileSums,
+            parts: &[TilePart],
+            size: [usize; 2],
+            next: [*const f32; 2],
+        ) {
+            // SAFETY: as there.
+            unsafe { multiply_all!(packed, [2 * BYTES, BYTES], sums, parts, size, next) }
+        }
+
+        /// As [`Tiles::add_packed_products`], of parts whose columns are split.
         ///
         /// # Safety
         /// As there, with [`SPLIT`] times the bytes of columns.
         #[inline]
         #[allow(clippy::unused_self, reason = "it shows that the registers are configured")]
-        pub(crate) unsafe fn add_split_products(&self, sums: &TileSums, parts: &[TilePart], size: [usize; 2]) {
+        pub(crate) unsafe fn add_split_products(
+            &self,
+            sums: &TileSums,
+            parts: &[TilePart],
+            size: [usize; 2],
+            next: [*const f32; 2],
+        ) {
             // SAFETY: as there.
-            // Columns are asked for one step ahead.
-            unsafe { multiply_all!(sums, parts, size, SPLIT * BYTES, (0, 3072), (1024, 4096), (2048, 5120)) }
+            unsafe { multiply_all!(split, [2 * BYTES, SPLIT * BYTES], sums, parts, size, next) }
         }
     }
 
@@ -335,7 +449,25 @@ mod tiles {
 
         /// # Safety
         /// None.
-        pub(crate) unsafe fn add_split_products(&self, _: &TileSums, _: &[TilePart], _: [usize; 2]) {
+        pub(crate) unsafe fn add_packed_products(
+            &self,
+            _: &TileSums,
+            _: &[TilePart],
+            _: [usize; 2],
+            _: [*const f32; 2],
+        ) {
+            match *self {}
+        }
+
+        /// # Safety
+        /// None.
+        pub(crate) unsafe fn add_split_products(
+            &self,
+            _: &TileSums,
+            _: &[TilePart],
+            _: [usize; 2],
+            _: [*const f32; 2],
+        ) {
             match *self {}
         }
     }

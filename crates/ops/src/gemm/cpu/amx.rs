@@ -2,9 +2,10 @@
 //! numbers. Sums are float32, in an order that depends on the features alone.
 //!
 //! The activation's pairs, `[panel][pair][16 tokens]`, are tiles as they lie, and so are sixteen features of a panel of the result. Of
-//! the matrix, a task packs 32 rows at a time, `[row][column]`, for all of its panels. Features are padded with zeros to whole tiles.
+//! the matrix, a task packs a block of columns for all of its panels: `[32 rows][step of 32 columns][row][column]`. Then two panels stay
+//! in the L1 cache while all rows pass. Features are padded with zeros to whole tiles.
 use super::matmul;
-use super::pairs::{Numbers, column, copy_any, pack_any, pack_rows};
+use super::pairs::{Numbers, RUN, column, copy_any, pack_any, round_row};
 use super::product::{Job, Operands, Order, RawTerm, Stage};
 use super::rounding::round_panels;
 use super::tile_sizes::{GROUP, STEP, pairs};
@@ -13,9 +14,9 @@ use crate::quant::any_run;
 use crate::scratch::{Cutter, with_scratch};
 use crate::simd::amx::{TilePart, TileSums, Tiles};
 use crate::simd::{PairLanes, Simd, dispatch_pairs, number_of_half, prefetch, prefetch_far};
+use std::mem::MaybeUninit;
 
-/// Memory of a task: pairs of [`GROUP`] rows of each term, and of its panels where they are not rounded for all tasks; and four tiles
-/// of sums.
+/// Memory of a task: pairs of its rows of each term, and of its panels where they are not rounded for all tasks; and four tiles of sums.
 #[derive(Clone, Copy)]
 struct Memory {
     rows: [*mut f32; 2],
@@ -23,34 +24,43 @@ struct Memory {
     sums: *mut f32,
 }
 
-/// The rows and the panels of a job's result.
+/// The rows and the panels of a job's result. Meanwhile, the first matrix and the rows of `then` are asked for.
 ///
 /// # Safety
 /// The rows and the panels are some of `out`, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`, and is
 /// multiplied in tiles, which the processor has.
-pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2]) {
+pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2], then: Option<(&Job<'_>, [usize; 2])>) {
+    let then = then.and_then(|(job, rows)| Some((job.order, job.stages.first()?, rows)));
     for (number, stage) in job.stages.iter().enumerate() {
         if !job.order.rounds(&stage.first) {
             // SAFETY: as the caller says.
             unsafe { matmul::block(job, number..number + 1, rows, panels) };
             continue;
         }
+        let following = job.stages.get(number + 1).map(|stage| (job.order, stage, rows));
+        let then = following.or(then).filter(|(order, stage, _)| order.rounds(&stage.first));
         let first = pairs(stage.first.block(job.order).min(stage.first.whole.depth));
         let both = [first, stage.second.map_or(0, |second| pairs(second.whole.depth))];
         let own = if stage.first.rounded.is_null() { panels[1] - panels[0] } else { 0 };
         let own = own * LANES * job.order.parts();
-        with_scratch((both[0] + both[1]) * (GROUP + own) + 2 * GROUP * LANES, |scratch| {
+        let packed = (rows[1] - rows[0]).next_multiple_of(GROUP);
+        with_scratch((both[0] + both[1]) * (packed + own) + 2 * GROUP * LANES, |scratch| {
             let mut scratch = Cutter(scratch);
             let memory = Memory {
-                rows: both.map(|pairs| scratch.take(pairs * GROUP)),
+                rows: both.map(|pairs| scratch.take(pairs * packed)),
                 x: both.map(|pairs| scratch.take(pairs * own)),
                 sums: scratch.take(2 * GROUP * LANES),
             };
             // SAFETY: `stage` is one of the job's; there is room for the pairs of a block of the first term and of all of the second;
             // the rest is as the caller says.
-            unsafe { stage_at(job, stage, memory, rows, panels) };
+            unsafe { stage_at(job, stage, memory, rows, panels, then) };
         });
     }
+}
+
+/// Where row `row` of [`GROUP`] packed ones has the pairs from an even column `k` on, up to the next multiple of [`STEP`].
+const fn place(to: *mut f32, row: usize, k: usize) -> *mut f32 {
+    to.wrapping_add((k / STEP * GROUP + row) * (STEP / 2) + k % STEP / 2)
 }
 
 /// The whole tiles of [`pack_columns`]: [`GROUP`] rows of [`STEP`] columns of bfloat16 numbers. Each line of memory is read once.
@@ -58,7 +68,7 @@ pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2]) 
 /// # Safety
 /// The features of `P`; `from` leads to these rows and columns, `to` has room for them.
 #[inline(always)]
-unsafe fn pack_tiles<P: PairLanes>(from: *const u16, col: usize, (to, apart): (*mut f32, usize)) {
+unsafe fn pack_tiles<P: PairLanes>(from: *const u16, col: usize, to: *mut f32) {
     // SAFETY: as the caller says; what is only asked for need not be there.
     unsafe {
         let mut halves = [[P::broadcast(0.0); LANES]; 2];
@@ -73,14 +83,14 @@ unsafe fn pack_tiles<P: PairLanes>(from: *const u16, col: usize, (to, apart): (*
         }
         for (half, columns) in halves.iter().enumerate() {
             for (lane, pairs) in P::Wide::turn(columns).into_iter().enumerate() {
-                P::write(to.add(number_of_half(half, lane) * apart), pairs);
+                P::write(place(to, number_of_half(half, lane), 0), pairs);
             }
         }
     }
 }
 
-/// Rounds rows of a transposed matrix, whose rows are 1 apart and columns `col`, at most [`GROUP`]: `[row][pair]`, `apart` pairs from one
-/// row to the next. `left` numbers lie behind `from`. Where columns end, whole tiles are filled with zeros.
+/// Packs rows of a transposed matrix, whose rows are 1 apart and columns `col`, at most [`GROUP`], as [`pack`] does. `left` numbers lie
+/// behind `from`.
 ///
 /// # Safety
 /// The features of `P`; the matrix has these rows and `depth` columns; `to` has room for [`GROUP`] rows.
@@ -91,7 +101,7 @@ unsafe fn pack_columns<P: PairLanes>(
     rows: usize,
     depth: usize,
     left: usize,
-    (to, apart): (*mut f32, usize),
+    to: *mut f32,
 ) {
     for k0 in (0..depth).step_by(STEP) {
         let mut wide = [0.0f32; STEP * GROUP];
@@ -114,14 +124,14 @@ unsafe fn pack_columns<P: PairLanes>(
             && rows == GROUP
             && k0 + STEP <= depth
         {
-            // SAFETY: columns `k0` to `k0 + STEP` have these rows, all of which are there; each row of `to` has place for their pairs.
-            unsafe { pack_tiles::<P>(from, col, (to.add(k0 / 2), apart)) };
+            // SAFETY: columns `k0` to `k0 + STEP` have these rows, all of which are there; `to` has place for their pairs.
+            unsafe { pack_tiles::<P>(from, col, place(to, 0, k0)) };
             continue;
         }
         for first in (0..rows).step_by(LANES) {
             let count = LANES.min(rows - first);
-            // SAFETY: column `k` is below `depth`, and the next one where it is read; a whole vector is read only where it is there. Each row
-            // of `to` has place for the pairs of a whole tile.
+            // SAFETY: column `k` is below `depth`, and the next one where it is read; a whole vector is read only where it is there. `to`
+            // has place for the pairs of whole tiles.
             unsafe {
                 let mut columns = [P::broadcast(0.0); LANES];
                 for (pair, both) in columns.iter_mut().enumerate() {
@@ -138,55 +148,119 @@ unsafe fn pack_columns<P: PairLanes>(
                     *both = P::pair(low, next);
                 }
                 for (row, pairs) in P::Wide::turn(&columns).into_iter().enumerate() {
-                    P::write(to.add((first + row) * apart + k0 / 2), pairs);
+                    P::write(place(to, first + row, k0), pairs);
                 }
             }
         }
     }
 }
 
-/// Rounds `rows` rows from `m` on, at most [`GROUP`], and `depth` columns from `k0` on: `[row][pair]`, padded to whole tiles.
+/// Packs rows of `depth` consecutive numbers, which begin `row` numbers apart, as [`pack`] does.
+///
+/// # Safety
+/// The features of `P`; the matrix has these rows, at most [`GROUP`]; `to` has room for [`GROUP`] rows.
+#[inline(always)]
+unsafe fn pack_along<P: PairLanes>(from: Numbers<'_>, row: usize, rows: usize, depth: usize, to: *mut f32) {
+    for index in 0..rows {
+        match from {
+            Numbers::Narrow(from) => {
+                let from = from.wrapping_add(index * row);
+                let whole = depth / STEP * STEP;
+                // SAFETY: these columns of the row are below `depth`; `to` has place for whole tiles.
+                unsafe {
+                    for k in (0..whole).step_by(STEP) {
+                        P::write(place(to, index, k), P::read(from.add(k).cast()));
+                    }
+                    if whole < depth {
+                        let mut last = [0u16; STEP];
+                        std::ptr::copy_nonoverlapping(from.add(whole), last.as_mut_ptr(), depth - whole);
+                        P::write(place(to, index, whole), P::read(last.as_ptr().cast()));
+                    }
+                }
+            }
+            Numbers::Wide(from) => {
+                for k in (0..depth).step_by(STEP) {
+                    // SAFETY: these columns of the row are below `depth`; `to` has place for whole tiles.
+                    unsafe { pack_step::<P>(from.add(index * row + k), STEP.min(depth - k), place(to, index, k)) };
+                }
+            }
+            Numbers::Quantized(matrix, at) => {
+                let mut wide = [MaybeUninit::<f32>::uninit(); RUN + LANES];
+                let wide: *mut f32 = wide.as_mut_ptr().cast();
+                for k0 in (0..depth).step_by(RUN) {
+                    let run = RUN.min(depth - k0);
+                    // SAFETY: these columns of the row are the matrix's; a run may write up to a vector more; `to` has place for whole tiles.
+                    unsafe {
+                        any_run::<P::Wide>(matrix, at + index * row + k0, wide, run);
+                        for k in (0..run).step_by(STEP) {
+                            pack_step::<P>(wide.add(k), STEP.min(run - k), place(to, index, k0 + k));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rounds up to [`STEP`] numbers to pairs, and adds zeros.
+///
+/// # Safety
+/// The features of `P`; `count` numbers are there; `to` has room for [`STEP`].
+#[inline(always)]
+unsafe fn pack_step<P: PairLanes>(from: *const f32, count: usize, to: *mut f32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if count == STEP {
+            round_row::<P>(from, STEP, to);
+            return;
+        }
+        let mut last = [0.0f32; STEP];
+        std::ptr::copy_nonoverlapping(from, last.as_mut_ptr(), count);
+        round_row::<P>(last.as_ptr(), STEP, to);
+    }
+}
+
+/// Packs `rows` rows from `m` on, at most [`GROUP`], and `depth` columns from `k0` on, as bfloat16 numbers:
+/// `[step][GROUP rows][STEP columns]`. Columns beyond `depth` become zeros, and rows beyond `rows` are anything.
 ///
 /// # Safety
 /// The features of `P`; the matrix has these rows and columns; `to` has room for the pairs of [`GROUP`] rows.
 #[inline(always)]
-unsafe fn pack<P: PairLanes>(
-    term: &RawTerm<'_>,
-    [m, rows]: [usize; 2],
-    [k0, depth]: [usize; 2],
-    to: *mut f32,
-) -> [usize; 2] {
-    let (Operands { row, col, .. }, apart) = (term.whole, pairs(depth));
+unsafe fn pack<P: PairLanes>(term: &RawTerm<'_>, [m, rows]: [usize; 2], [k0, depth]: [usize; 2], to: *mut f32) {
+    let Operands { row, col, .. } = term.whole;
     let at = m * row + k0 * col;
     let from = term.numbers(at);
-    let to_and_apart = (to, apart);
     // SAFETY: the matrix reaches these rows and columns, as the caller says.
     unsafe {
-        if col != 1 && row == 1 {
-            pack_columns::<P>(from, col, rows, depth, term.len - at, to_and_apart);
-        } else {
-            if depth % STEP != 0 {
-                let end = depth / 2;
-                (0..rows).for_each(|row| to.add(row * apart + end).write_bytes(0, apart - end));
+        if col == 1 {
+            return pack_along::<P>(from, row, rows, depth, to);
+        }
+        if row == 1 {
+            return pack_columns::<P>(from, col, rows, depth, term.len - at, to);
+        }
+        for k in (0..depth).step_by(STEP) {
+            let (to, count) = (place(to, 0, k), STEP.min(depth - k));
+            if count < STEP {
+                to.write_bytes(0, GROUP * STEP / 2);
             }
+            let to_and_apart = (to, STEP / 2);
             match from {
-                _ if col == 1 => pack_rows::<P>(from, row, rows, depth, to_and_apart),
-                Numbers::Wide(from) => pack_any::<P>(from, [row, col], rows, depth, to_and_apart),
-                Numbers::Narrow(from) => copy_any(from, [row, col], rows, depth, to_and_apart),
+                Numbers::Wide(from) => pack_any::<P>(from.add(k * col), [row, col], rows, count, to_and_apart),
+                Numbers::Narrow(from) => copy_any(from.add(k * col), [row, col], rows, count, to_and_apart),
                 // A quantized matrix lies in rows or is transposed.
                 Numbers::Quantized(..) => {}
             }
         }
     }
-    [apart * size_of::<f32>(), apart / (STEP / 2)]
 }
 
 /// Asks for part number `part` of `parts` of the numbers that these rows and columns have, to be packed soon: they come while others are
 /// multiplied.
 #[inline(always)]
-fn fetch(term: &RawTerm<'_>, [m, rows]: [usize; 2], [k0, depth]: [usize; 2], [part, parts]: [usize; 2]) {
+fn fetch(term: &RawTerm<'_>, [m, end]: [usize; 2], [k0, depth]: [usize; 2], [part, parts]: [usize; 2]) {
     const LINE: usize = 64;
     let Operands { row, col, .. } = term.whole;
+    let (rows, depth) = (end - m, depth.min(term.whole.depth - k0));
     let at = m * row + k0 * col;
     let (from, size): (*const u8, usize) = match term.numbers(at) {
         Numbers::Wide(from) => (from.cast(), size_of::<f32>()),
@@ -206,8 +280,10 @@ fn fetch(term: &RawTerm<'_>, [m, rows]: [usize; 2], [k0, depth]: [usize; 2], [pa
     }
 }
 
+/// As [`block`], for one stage.
+///
 /// # Safety
-/// The features of `P`, and as [`block`], for one stage, with room for its pairs in `memory`.
+/// The features of `P`, and as [`block`], with room for the stage's pairs in `memory`.
 #[inline(always)]
 unsafe fn stage_block<P: PairLanes>(
     job: &Job<'_>,
@@ -215,6 +291,7 @@ unsafe fn stage_block<P: PairLanes>(
     memory: Memory,
     [m0, m1]: [usize; 2],
     [p0, p1]: [usize; 2],
+    then: Option<(Order, &Stage<'_>, [usize; 2])>,
 ) {
     let first = &stage.first;
     let depth = first.block(job.order);
@@ -227,43 +304,56 @@ unsafe fn stage_block<P: PairLanes>(
         let (begins, second) = (k0 == 0 && stage.begins, stage.second.as_ref().filter(|_| last));
         // The terms, their columns, and where panel `p0` of each is.
         let terms = [Some((first, [k0, part])), second.map(|second| (second, [0, second.whole.depth]))];
-        let mut x = memory.x;
-        for (term, x) in terms.iter().zip(&mut x) {
+        let (mut x, mut steps, mut count) = (memory.x, [0; 2], 0);
+        for (number, term) in terms.iter().enumerate() {
             let Some((term, [k0, depth])) = *term else { continue };
             match term.rounded_block((job.panels, job.order), [k0, depth], p0) {
-                Some(rounded) => *x = rounded,
+                Some(rounded) => x[number] = rounded,
                 // SAFETY: the panels are some of `out`, and so of the operands; there is room for them.
-                None => unsafe { round_panels::<P>(&term.whole, [p0, p1], [k0, depth], (*x, job.order)) },
+                None => unsafe {
+                    round_panels::<P>(&term.whole, [p0, p1], [k0, depth], (x[number], job.order));
+                },
             }
-        }
-        for m in (m0..m1).step_by(GROUP) {
-            let rows = GROUP.min(m1 - m);
-            let mut parts =
-                [TilePart { rows: std::ptr::null(), apart: 0, columns: [std::ptr::null(); 2], steps: 0 }; 2];
-            let mut count = 0;
-            for ((term, &to), part) in terms.iter().zip(&memory.rows).zip(&mut parts) {
-                let Some((term, columns)) = *term else { continue };
+            for (group, m) in (m0..m1).step_by(GROUP).enumerate() {
+                let to = memory.rows[number].wrapping_add(group * GROUP * pairs(depth));
                 // SAFETY: these rows are some of `out`, and the matrix reaches them and its columns; there is room for them.
-                let [apart, steps] = unsafe { pack::<P>(term, [m, rows], columns, to) };
-                *part = TilePart { rows: to.cast_const().cast(), apart, steps, ..*part };
-                count += 1;
+                unsafe { pack::<P>(term, [m, GROUP.min(m1 - m)], [k0, depth], to) };
             }
-            let next = match m + GROUP {
-                m if m < m1 => Some([m, GROUP.min(m1 - m), k0, part]),
-                _ if !last => Some([m0, GROUP.min(m1 - m0), k0 + part, depth.min(first.whole.depth - k0 - part)]),
-                _ => None,
-            };
-            for p in (p0..p1).step_by(2) {
-                if let Some([m, rows, k0, depth]) = next {
-                    fetch(first, [m, rows], [k0, depth], [(p - p0) / 2, (p1 - p0).div_ceil(2)]);
+            steps[number] = pairs(depth) / (STEP / 2);
+            count += 1;
+        }
+        // What is packed after this block.
+        let next = if last {
+            then.map(|(order, stage, rows)| (&stage.first, rows, [0, stage.first.block(order)]))
+        } else {
+            Some((first, [m0, m1], [k0 + part, depth]))
+        };
+        let [groups, pairs_of_panels] = [(m1 - m0).div_ceil(GROUP), (p1 - p0).div_ceil(2)];
+        for p in (p0..p1).step_by(2) {
+            let panels = 2.min(p1 - p);
+            for (group, m) in (m0..m1).step_by(GROUP).enumerate() {
+                if let Some((term, rows, columns)) = next {
+                    let turn = (p - p0) / 2 * groups + group;
+                    fetch(term, rows, columns, [turn, groups * pairs_of_panels]);
                 }
-                let panels = 2.min(p1 - p);
-                for (part, x) in parts.iter_mut().zip(x) {
-                    let one = job.order.parts() * part.steps * STEP / 2 * LANES;
-                    part.columns = [p, p + panels - 1].map(|p| x.wrapping_add((p - p0) * one).cast_const().cast());
-                }
+                let parts: [TilePart; 2] = std::array::from_fn(|number| {
+                    let pairs = steps[number] * STEP / 2;
+                    let one = job.order.parts() * pairs * LANES;
+                    TilePart {
+                        rows: memory.rows[number].wrapping_add(group * GROUP * pairs).cast_const().cast(),
+                        apart: STEP * size_of::<u16>(),
+                        columns: [p, p + panels - 1]
+                            .map(|p| x[number].wrapping_add((p - p0) * one).cast_const().cast()),
+                        steps: steps[number],
+                    }
+                });
+                // The sums after these ones.
+                let after = if m + GROUP < m1 { [m + GROUP, p] } else { [m0, if p + 2 < p1 { p + 2 } else { p0 }] };
+                let rows = GROUP.min(m1 - m);
                 // SAFETY: the rows and panels are some of `out`, which no other task has; the parts are those just packed and rounded.
-                unsafe { add_products(job, begins, &tiles, &parts[..count], memory.sums, [m, rows], [p, panels]) };
+                unsafe {
+                    add_products(job, begins, &tiles, &parts[..count], memory.sums, [m, rows], [p, panels], after);
+                }
             }
         }
         k0 += part;
@@ -273,7 +363,8 @@ unsafe fn stage_block<P: PairLanes>(
     }
 }
 
-/// Adds products to the sums of `rows` rows from `m` on and `panels` panels from `p` on, or to what they start with if `begins`.
+/// Adds products to the sums of `rows` rows from `m` on and `panels` panels from `p` on, or to what they start with if `begins`. Asks for
+/// the sums at a row and a panel meanwhile.
 ///
 /// # Safety
 /// These rows and panels are some of `out`, and no other task has them; `parts` are their operands. `sums` has room for four tiles.
@@ -286,15 +377,18 @@ unsafe fn add_products(
     sums: *mut f32,
     [m, rows]: [usize; 2],
     [p, panels]: [usize; 2],
+    [next_row, next_panel]: [usize; 2],
 ) {
     const ROW: usize = LANES * size_of::<f32>();
     const TILE: usize = LANES * LANES;
+    let next = job.out.wrapping_add(next_panel * job.stride + next_row * LANES).cast_const();
+    let next = [next, next.wrapping_add(job.stride)];
     // SAFETY: as the caller says.
     let add = |sums: &TileSums, parts: &[TilePart], size: [usize; 2]| unsafe {
         if job.order == Order::Split {
-            tiles.add_split_products(sums, parts, size);
+            tiles.add_split_products(sums, parts, size, next);
         } else {
-            tiles.add_products(sums, parts, size);
+            tiles.add_packed_products(sums, parts, size, next);
         }
     };
     let at = p * job.stride + m * LANES;
@@ -344,5 +438,6 @@ dispatch_pairs! {
         memory: Memory,
         rows: [usize; 2],
         panels: [usize; 2],
+        then: Option<(Order, &Stage<'_>, [usize; 2])>,
     );
 }

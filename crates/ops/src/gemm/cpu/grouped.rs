@@ -132,6 +132,16 @@ fn each_term<'a>(jobs: &mut [Job<'a>], mut f: impl FnMut(&mut RawTerm<'a>, [usiz
     }
 }
 
+/// The product in tiles and the rows of the task after this one, which the same thread most likely runs.
+fn following<'a, 'b>(jobs: &[(&'a Job<'b>, usize)], task: usize) -> Option<(&'a Tiles<'b>, [usize; 2])> {
+    let at = jobs.partition_point(|&(_, end)| end <= task + 1);
+    let begin = at.checked_sub(1).map_or(0, |before| jobs[before].1);
+    match jobs.get(at)?.0 {
+        Job::Tiles(job) => Some((job, job.part(task + 1 - begin)[0])),
+        Job::Skinny(_) => None,
+    }
+}
+
 /// Runs all tasks of jobs.
 fn run(jobs: &[Job<'_>], upcoming: Option<Upcoming>) {
     // Each with the number of tasks up to its end.
@@ -162,7 +172,7 @@ fn run(jobs: &[Job<'_>], upcoming: Option<Upcoming>) {
                     let [rows, panels] = job.part(task - begin);
                     match job.order {
                         Order::InPairs => pairs::block(job, rows, panels),
-                        Order::InTiles | Order::Split => amx::block(job, rows, panels),
+                        Order::InTiles | Order::Split => amx::block(job, rows, panels, following(&jobs, task)),
                         Order::ByTile | Order::ByPanel => matmul::block(job, 0..job.stages.len(), rows, panels),
                     }
                 }

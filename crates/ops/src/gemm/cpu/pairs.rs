@@ -19,7 +19,7 @@ const PAIRS: usize = 320;
 /// How many columns ahead a transposed matrix is prefetched.
 const AHEAD: usize = 16;
 /// How many numbers of a row are dequantized at once.
-const RUN: usize = 512;
+pub(super) const RUN: usize = 512;
 
 /// Rounds `depth` consecutive floats to `depth.div_ceil(2)` pairs.
 ///

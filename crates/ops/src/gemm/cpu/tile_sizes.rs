@@ -3,11 +3,10 @@ use crate::activation::LANES;
 use crate::par;
 pub(super) use crate::simd::amx::{STEP, pairs};
 
-/// The most features of a block of the sum. 32 rows of it take 16 KiB, which stay in the L1 cache while panels pass
-/// through it.
-pub(super) const BLOCK: usize = 256;
+/// The most features of a block of the sum. 32 tokens of it take 32 KiB, which stay in the L1 cache while rows pass through it.
+pub(super) const BLOCK: usize = 512;
 /// The same if numbers are split: 32 tokens of it take 24 KiB.
-pub(super) const SPLIT_BLOCK: usize = BLOCK / 2;
+pub(super) const SPLIT_BLOCK: usize = BLOCK / 4;
 /// How many rows are packed together: two tiles.
 pub(super) const GROUP: usize = 2 * LANES;
 /// How many tasks each thread gets; and the most rows and the most panels of a task.
