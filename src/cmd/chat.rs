@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::chat_input::{ChatInput, Said};
 use super::infer::{Shower, named_images};
-use super::model_session::{AskArgs, Encoder, ModelSession, Prompt};
+use super::model_session::{AskArgs, LoadEncoder, ModelSession, Prompt};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::data::{is_link, shown_address};
 use crate::error::{Error, Kind, Result};
@@ -62,7 +62,7 @@ enum Next {
 /// # Errors
 /// The model; the terminal.
 pub fn run(args: &Args) -> Result<()> {
-    let session = args.ask.open(Encoder::IfPossible, &[])?;
+    let session = args.ask.open(LoadEncoder::IfPossible, &[])?;
     if session.model.arch.score.is_some() {
         return Err(Error::config(format!("{}: this model is a classifier and cannot chat", session.what))
             .hint("`tunesmith infer` shows the label, or the number, of a text"));

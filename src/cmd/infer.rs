@@ -13,7 +13,7 @@ use super::atomic_lines::check_plain_text;
 use super::classify;
 use super::generations::{Done, Form, Lines};
 use super::interrupt::interrupt;
-use super::model_session::{AskArgs, Encoder, ModelSession, Prompt};
+use super::model_session::{AskArgs, LoadEncoder, ModelSession, Prompt};
 use super::terminal::{print_answer, print_exact, print_note, print_reasoning};
 use crate::data::{is_link, numbers, shown_address, shows_picture};
 use crate::error::{Error, Result};
@@ -152,7 +152,7 @@ fn single(args: &Args) -> Result<()> {
         }
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
-    let session = args.ask.open(Encoder::IfNeeded, &images)?;
+    let session = args.ask.open(LoadEncoder::IfNeeded, &images)?;
     if let Some(head) = &session.model.arch.score {
         return classify::infer(&session, head, args.ask.system.as_deref(), &prompt, args.json);
     }
@@ -285,7 +285,7 @@ impl Watcher for Writer<'_> {
 
 fn batch(args: &Args, rows: &[Value], done: &Done, out: &Path, input: &Path) -> Result<()> {
     let ask = &args.ask;
-    let encoder = if rows.iter().any(shows_picture) { Encoder::Needed } else { Encoder::IfNeeded };
+    let encoder = if rows.iter().any(shows_picture) { LoadEncoder::Needed } else { LoadEncoder::IfNeeded };
     let session = ask.open_beside(encoder, &[], Some(input))?;
     let form = Form::of(session.model.arch.score.as_ref());
     let all_answered = || {

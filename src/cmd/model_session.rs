@@ -104,7 +104,7 @@ struct BothValues {
 
 /// Whether a session loads the model's image encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encoder {
+pub enum LoadEncoder {
     /// If images are given, the settings ask for it, the adapter was trained with it, or the model is a pair of both.
     IfNeeded,
     /// As well if the model has one that can be opened: images may come later.
@@ -118,7 +118,7 @@ impl AskArgs {
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: no model is named; those of reading it, and of [`Pictures::keep`].
-    pub fn open(&self, encoder: Encoder, images: &[String]) -> Result<ModelSession> {
+    pub fn open(&self, encoder: LoadEncoder, images: &[String]) -> Result<ModelSession> {
         self.open_beside(encoder, images, None)
     }
 
@@ -126,8 +126,8 @@ impl AskArgs {
     ///
     /// # Errors
     /// As there.
-    pub fn open_beside(&self, encoder: Encoder, images: &[String], rows: Option<&Path>) -> Result<ModelSession> {
-        let encoder = if images.is_empty() { encoder } else { Encoder::Needed };
+    pub fn open_beside(&self, encoder: LoadEncoder, images: &[String], rows: Option<&Path>) -> Result<ModelSession> {
+        let encoder = if images.is_empty() { encoder } else { LoadEncoder::Needed };
         provenance::check_allowed(&self.allow)?;
         let mut flags = self.generation.flags()?;
         if let Some(model) = &self.model {
@@ -144,7 +144,7 @@ impl AskArgs {
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
             config.data.image_dir.get_or_insert_with(|| folder.to_owned());
         }
-        if encoder == Encoder::Needed && config.vision.load == Some(false) {
+        if encoder == LoadEncoder::Needed && config.vision.load == Some(false) {
             return Err(Error::config("vision.load: false, and images are given").hint("remove one of them"));
         }
         let kwargs = &mut config.data.chat_template_kwargs.0;
@@ -177,7 +177,7 @@ impl AskArgs {
                 let mut parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;
                 let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
                 let always = sees_always(&parts) || peft::changes_encoder(dir)?;
-                let found = look(&config, seer, if always { Encoder::Needed } else { encoder }, &downloads)?;
+                let found = look(&config, seer, if always { LoadEncoder::Needed } else { encoder }, &downloads)?;
                 sight = found.map(|sight| sight.of_adapter(dir)).transpose()?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 let adapter = LoadedAdapter::open(dir, &parts.arch)?;
@@ -189,7 +189,7 @@ impl AskArgs {
                 let below = if other.is_some() { &[][..] } else { &config.tuning.adapters };
                 let mut parts = Parts::open(&model_dir, below, &Vocabulary::default())?;
                 let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
-                let encoder = if sees_always(&parts) { Encoder::Needed } else { encoder };
+                let encoder = if sees_always(&parts) { LoadEncoder::Needed } else { encoder };
                 sight = look(&of_result(&config, &model_dir), seer, encoder, &downloads)?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 config.tuning.mode = Mode::Lora;
@@ -260,14 +260,14 @@ fn sees_always(parts: &Parts) -> bool {
 }
 
 /// The image encoder, if `encoder`, the settings, or files of its own in the model's folder ask for it.
-fn look(config: &Config, seer: Seer<'_>, encoder: Encoder, downloads: &Downloads) -> Result<Option<Sight>> {
+fn look(config: &Config, seer: Seer<'_>, encoder: LoadEncoder, downloads: &Downloads) -> Result<Option<Sight>> {
     let load = config.vision.load.unwrap_or_else(|| has_encoder(seer.dir));
     let open = || Sight::open(config, seer, Part::Whole, downloads);
-    if encoder == Encoder::Needed || names_encoder(config) || load {
+    if encoder == LoadEncoder::Needed || names_encoder(config) || load {
         return open().map(Some);
     }
     // A text model has none, and a model whose images are not read can still answer texts.
-    Ok(if encoder == Encoder::IfPossible && config.vision.load.is_none() { open().ok() } else { None })
+    Ok(if encoder == LoadEncoder::IfPossible && config.vision.load.is_none() { open().ok() } else { None })
 }
 
 /// The special token that ends the assistant's turn: the first special token after the answer, even if it begins the next
