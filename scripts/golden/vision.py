@@ -8,7 +8,8 @@ eager, in float32, on one thread. Pictures are normal numbers: how files become 
 
 ENCODER/model is an encoder alone; ENCODER/features.safetensors has pictures, outputs, and the gradients of `sum(output * seed)`.
 MODEL has a whole model: its rows, logits, gradients of the mean loss, twenty AdamW steps, and greedy answers. In `prefix`, `prefix_mlp`,
-and `prefix_gpt2` the encoder and the decoder are two checkpoints, and the connector is `init.safetensors`'.
+and `prefix_gpt2` the encoder and the decoder are two checkpoints, and the connector is `init.safetensors`'. `llava/text_steps.json` has
+twenty more steps from the same start, of which some have rows without pictures alone: their indices in `run.json`, and the losses.
 """
 import argparse
 import copy
@@ -327,7 +328,26 @@ def make_model(name, out, seed):
     makers = dict(prefix=plain, prefix_mlp=lambda: prefix_model(out, name, seed, 40), prefix_gpt2=plain)
     made = makers.get(name, lambda: composite(out, name, seed))()
     pictures = normals((PICTURES, 3, SIDE, SIDE), seed + 4)
+    start = copy.deepcopy(made[0].state_dict())
     write_model(f"{out}/{name}", made, pictures, dict(pixel_values=pictures), seed)
+    if name == "llava":
+        made[0].load_state_dict(start)
+        write_text_steps(f"{out}/{name}/text_steps.json", made, pictures, seed)
+
+
+def write_text_steps(path, made, pictures, seed):
+    """Steps of which every third, and two in a row, have no picture: then parameters of encoder and connector have no gradient."""
+    model, forward, settings = made
+    rows = make_rows(4 + STEPS * MICRO_BATCH * GRAD_ACCUM, settings, seed + 5)
+    any_row, of_text = iter(range(4, len(rows))), [at for at, row in enumerate(rows) if not row["images"]]
+    order = []
+    for step in range(STEPS):
+        size = MICRO_BATCH * GRAD_ACCUM
+        text = step % 3 == 2 or step == 9
+        order.append([of_text[(step * size + part) % len(of_text)] if text else next(any_row) for part in range(size)])
+    model.zero_grad(set_to_none=True)
+    trace = train(model, forward, settings, [rows[at] for step in order for at in step], pictures)
+    dump(dict(rows=order, steps=trace), path)
 
 
 def doubled(pictures):

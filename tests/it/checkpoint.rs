@@ -56,7 +56,7 @@ fn run(step: u64, salt: f32) -> Run {
     let mut specs: Vec<ParamSpec> = Vec::new();
     for (name, shape) in placements.iter().flat_map(tunesmith::model::targets::Placement::tensors) {
         let offset = specs.last().map_or(0, |spec| spec.range().end);
-        specs.push(ParamSpec { name, shape, offset, decay: true, lr_scale: 1.0 });
+        specs.push(ParamSpec { name, shape, offset, decay: true, lr_scale: 1.0, of_images: false });
     }
     let len = specs.last().unwrap().range().end;
     let fill = |factor: f32| -> Vec<f32> {
@@ -71,6 +71,9 @@ fn run(step: u64, salt: f32) -> Run {
     let stamp = Stamp::new(&config, &placements, &[], hashes, engine());
     let state = TrainState {
         step,
+        optimizer_step: step,
+        // Of the others, all steps were of rows with images.
+        optimizer_image_step: (step == 200).then_some(150),
         epoch: 1.0 / 3.0,
         best_metric: Some(0.1 + 0.2),
         sampler: json!({"step": 7}),
@@ -106,6 +109,8 @@ impl Run {
             all.map(|(_, _, state)| if let State::F32(values) = state { bits(&values.read()) } else { Vec::new() })
                 .collect()
         };
+        let counts = [self.state.optimizer_step, self.state.optimizer_image_step.unwrap_or(self.state.optimizer_step)];
+        assert_eq!([optimizer.step, optimizer.image_step], counts);
         let same = bits(&values) == bits(&self.values) && moments(&optimizer) == moments(&self.optimizer);
         same && loaded.state == self.state && loaded.stamp == self.stamp
     }
@@ -179,7 +184,7 @@ fn a_full_checkpoint_is_a_model_folder() {
     let (mut specs, mut values) = (Vec::new(), Vec::new());
     for spec in arch.tensors() {
         let (name, shape) = (spec.name.clone(), spec.shape.clone());
-        specs.push(ParamSpec { name, shape, offset: values.len(), decay: true, lr_scale: 1.0 });
+        specs.push(ParamSpec { name, shape, offset: values.len(), decay: true, lr_scale: 1.0, of_images: false });
         values.extend(base.read(&spec.name).unwrap().1);
     }
     let zeros = vec![0.0; values.len()];

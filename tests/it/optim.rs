@@ -79,7 +79,13 @@ impl Run {
             .zip(1..)
             .map(|((name, shape), stream)| {
                 values.extend(draw(stream, 0, shape.iter().product()));
-                Slot { name: name.clone(), shape: shape.clone(), decay: shape.len() == 2, lr_scale: 1.0 }
+                Slot {
+                    name: name.clone(),
+                    shape: shape.clone(),
+                    decay: shape.len() == 2,
+                    lr_scale: 1.0,
+                    of_images: false,
+                }
             })
             .collect();
         let optimizer = Optimizer::new(rule(train).unwrap(), slots.clone(), &values);

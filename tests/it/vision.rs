@@ -6,9 +6,9 @@ pub mod memory;
 mod variants;
 mod whole_modules;
 
-use crate::parity::{Tensors, close, put, recipe, tensors};
+use crate::parity::{Tensors, close, json as read_json, put, recipe, tensors};
 use golden::{Run, golden, integers, untrained, world};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
@@ -206,12 +206,23 @@ fn check_answers(name: &str, model: &Model, run: &Run) {
 
 /// Twenty steps of everything that is trained.
 fn check_trace(name: &str, model: &mut Model, run: &Run) {
+    let rows = run.rows()[ROWS..].chunks(ROWS).map(<[_]>::to_vec);
+    check_steps(name, model, run, &run.json["steps"], rows);
+}
+
+/// Steps with these rows; returns what each step left of the trained values.
+fn check_steps(
+    name: &str,
+    model: &mut Model,
+    run: &Run,
+    steps: &Value,
+    rows: impl Iterator<Item = Vec<Value>>,
+) -> Vec<Vec<f32>> {
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
     let schedule = Schedule::new(LrScheduler::Cosine, 1e-3, 3, 20).unwrap();
-    let rows = &run.rows()[ROWS..];
-    for (index, expected) in run.json["steps"].as_array().unwrap().iter().enumerate() {
-        let rows = &rows[index * ROWS..][..ROWS];
+    let mut left = Vec::new();
+    for (index, (expected, rows)) in steps.as_array().unwrap().iter().zip(rows).enumerate() {
         let micro_batches = [run.batch(&rows[..ROWS / 2]), run.batch(&rows[ROWS / 2..])];
         let rate = schedule.lr(index as u64);
         let stats = step(model, &mut optimizer, &Single, &micro_batches, rate, 1.0).unwrap();
@@ -224,6 +235,34 @@ fn check_trace(name: &str, model: &mut Model, run: &Run) {
         // Four times the distance of PyTorch's own numbers from those in double precision, where that is more.
         let limit = (4.0 * expected["drift"].as_f64().unwrap_or(0.0)).max(1e-4);
         assert!(norm <= limit, "{name}, step {index}: norm {} != {}", stats.grad_norm, number("grad_norm"));
+        left.push(model.params.values().read());
+    }
+    left
+}
+
+/// A step without images updates neither encoder nor connector, and does not count for their bias correction.
+#[test]
+fn steps_without_pictures_leave_encoder_and_connector_as_in_pytorch() {
+    let name = "llava";
+    let mut model = started(name, training(name));
+    let run = Run::read(name, &model);
+    let stored = read_json(&golden("llava/text_steps.json"));
+    let order: Vec<Vec<Value>> = stored["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| integers(step).into_iter().map(|row| run.rows()[row as usize].clone()).collect())
+        .collect();
+    let without: Vec<bool> = order.iter().map(|rows| rows.iter().all(|row| row["images"] == json!([]))).collect();
+    assert_eq!(without.iter().filter(|&&it| it).count(), 7, "two of them in a row");
+    let left = check_steps(name, &mut model, &run, &stored["steps"], order.into_iter());
+    for (step, pair) in left.windows(2).enumerate() {
+        for spec in &model.params.specs {
+            let seen = !spec.name.contains("lora_");
+            assert_eq!(spec.of_images, seen, "{}", spec.name);
+            let same = pair[0][spec.range()] == pair[1][spec.range()];
+            assert_eq!(same, seen && without[step + 1], "step {}: {}", step + 1, spec.name);
+        }
     }
 }
 

@@ -157,6 +157,7 @@ impl Checkpoint {
             .hint("the run diverged: resume from an earlier checkpoint"));
         }
         optimizer.step = self.state.optimizer_step;
+        optimizer.image_step = self.state.optimizer_image_step.unwrap_or(optimizer.step);
         if !optimizer.set_scalars(&self.state.optimizer_scalars) {
             let found = self.state.optimizer_scalars.len();
             return Err(Error::checkpoint(format!(

@@ -271,7 +271,9 @@ impl Builder<'_> {
         let mut per_layer = self.per_layer(&mut linears)?;
         let narrow = narrow(config);
         let interleaves = std::mem::take(&mut self.interleaves);
+        let first_of_images = self.tensors.params.specs.len();
         let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
+        self.tensors.params.specs[first_of_images..].iter_mut().for_each(|spec| spec.of_images = true);
         self.interleaves = interleaves;
         let tables = std::iter::once(&mut embedding)
             .filter(|_| stored_rows.is_none())

@@ -148,6 +148,11 @@ struct Part {
 pub struct Optimizer {
     /// The number of updates so far.
     pub step: u64,
+    /// The number of those with images. Tensors of images ([`Slot::of_images`]) have been updated as often.
+    pub image_step: u64,
+    /// Whether the next update is of rows with images. If not, it leaves tensors of images and their state as they are, as PyTorch does
+    /// with a parameter whose gradient is `None`.
+    pub images: bool,
     /// The loss scale of float16 training.
     pub scaler: Option<LossScaler>,
     rule: Box<dyn UpdateRule>,
@@ -242,7 +247,7 @@ impl Optimizer {
             }
             start = end;
         }
-        Self { step: 0, scaler: None, rule, slots, parts, whole, packed }
+        Self { step: 0, image_step: 0, images: true, scaler: None, rule, slots, parts, whole, packed }
     }
 
     /// [`legal_cuts`] of its rule and tensors.
@@ -270,6 +275,7 @@ impl Optimizer {
         let (values, grads, factor) = (values.into(), grads.into(), factor.into());
         let packed = [self.is_packed(values.len()), self.is_packed(grads.len())];
         self.step += 1;
+        self.image_step += u64::from(self.images);
         self.rule.begin(rate, self.step);
         let mut updates = Vec::with_capacity(self.parts.len());
         let mut rest = Remaining { values, at: 0 };
@@ -277,9 +283,13 @@ impl Optimizer {
         if self.parts.iter().any(Part::is_offloaded) {
             return offloaded::update(self, rest, packed, grads, factor, rate);
         }
-        let (rule, slots, step) = (&self.rule, &self.slots, self.step);
+        let (rule, slots, steps) = (&self.rule, &self.slots, [self.step, self.image_step]);
         for part in &mut self.parts {
             let slot = &slots[part.slot];
+            if slot.of_images && !self.images {
+                continue;
+            }
+            let step = steps[usize::from(slot.of_images)];
             let (values, place) = (rest.take(part.place(packed[0])), part.place(packed[1]));
             let (rate, state) = (rate * slot.lr_scale, &mut part.state[..]);
             match grads {
@@ -303,9 +313,12 @@ impl Optimizer {
         self.rule.takes_found_factor()
     }
 
-    /// Decrements the count of updates after one that changed nothing, because its factor was NaN.
+    /// Decrements the counts of updates after one that changed nothing, because its factor was NaN.
     pub const fn uncount(&mut self) {
         self.step -= 1;
+        if self.images {
+            self.image_step -= 1;
+        }
     }
 
     /// Whether the weights to evaluate, save and publish differ from those that are trained.

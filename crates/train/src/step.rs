@@ -112,10 +112,12 @@ pub fn attempt(
         micro_batches.iter().map(|batch| batch.label_tokens() as u64).sum(),
         micro_batches.iter().map(|batch| batch.tokens.len() as u64).sum(),
         micro_batches.len() as u64,
+        micro_batches.iter().map(|batch| batch.images.len() as u64).sum(),
     ])?;
-    let of_ranks = |which: usize| counts.iter().skip(which).step_by(3).copied();
+    let of_ranks = |which: usize| counts.iter().skip(which).step_by(4).copied();
     let (label_tokens, tokens, passes): (u64, u64, u64) = (of_ranks(0).sum(), of_ranks(1).sum(), of_ranks(2).sum());
     let most_passes = of_ranks(2).max().unwrap_or(0) as usize;
+    optimizer.images = of_ranks(3).any(|images| images > 0);
     let own_weight: f64 = micro_batches.iter().map(Batch::label_weight).sum();
     let mut weight = [own_weight];
     comm.all_reduce(&mut weight)?;

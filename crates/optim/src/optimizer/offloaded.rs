@@ -83,7 +83,8 @@ pub(super) fn update(
     factor: Factor<'_>,
     rate: f64,
 ) {
-    let pieces = optimizer.pieces();
+    let mut pieces = optimizer.pieces();
+    pieces.retain(|piece| optimizer.images || !optimizer.slots[optimizer.parts[piece.part].slot].of_images);
     let mut next = pieces.first().map(|piece| optimizer.fetch(piece));
     let mut storing = Vec::new();
     let mut wide = FloatBuffer::default();
@@ -105,7 +106,8 @@ pub(super) fn update(
                 wide.view()
             }
         };
-        let (rate, step, state_of) = (rate * slot.lr_scale, optimizer.step, &mut state[..]);
+        let step = if slot.of_images { optimizer.image_step } else { optimizer.step };
+        let (rate, state_of) = (rate * slot.lr_scale, &mut state[..]);
         optimizer.rule.update(TensorUpdate { slot, values, grads, factor, rate, step, state: state_of });
         // Replacing `storing` waits for the copy before this one, which has had the time of an update.
         storing = optimizer.store(piece, state);

@@ -18,7 +18,8 @@ fn slots() -> (Vec<Slot>, Vec<usize>) {
     ];
     let slot = |(name, shape): &(&str, &[usize])| {
         let decay = shape.len() > 1;
-        Slot { name: (*name).to_owned(), shape: shape.to_vec(), decay, lr_scale: if decay { 1.0 } else { 2.0 } }
+        let (lr_scale, of_images) = (if decay { 1.0 } else { 2.0 }, name.starts_with("one"));
+        Slot { name: (*name).to_owned(), shape: shape.to_vec(), decay, lr_scale, of_images }
     };
     let slots: Vec<Slot> = shapes.iter().map(slot).collect();
     let ends = |count: usize| slots[..count].iter().map(Slot::count).sum();
@@ -56,8 +57,10 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
             let mut whole = (Optimizer::new(rule(), slots.clone(), &start), start.clone());
             for step in 2..6 {
                 let grads: Vec<f32> = (0..length).map(|index| number(step, index)).collect();
+                whole.0.images = step != 3;
                 whole.0.update(&mut whole.1, &grads, 0.5, 0.01);
                 for (share, values, owned) in &mut shares {
+                    share.images = step != 3;
                     let own = packed(&grads, owned);
                     share.update(values, if step % 2 == 0 { &own } else { &grads }, 0.5, 0.01);
                 }
@@ -113,7 +116,8 @@ fn every_optimizer_gives_the_same_bits_with_its_state_on_the_host() {
             };
             let ((mut one, mut values), (mut other, mut same)) = (fresh(false), fresh(true));
             assert!(other.tensors().iter().all(|(_, _, state)| state.offloaded() == Some(device)), "{optim:?}");
-            for step in 2..5 {
+            for step in 2..6 {
+                (one.images, other.images) = (step != 4, step != 4);
                 let grads: Vec<f32> = (0..length).map(|index| number(step, index)).collect();
                 let narrow: Vec<bf16> = grads.iter().copied().map(bf16::from_f32).collect();
                 let (grads, narrow) = (FloatBuffer::of(device, &grads), tunesmith_device::Array::of(device, &narrow));
@@ -129,6 +133,48 @@ fn every_optimizer_gives_the_same_bits_with_its_state_on_the_host() {
             other.publish(&mut same);
             assert!(values == same, "{optim:?}: averages");
         }
+    }
+}
+
+/// Tensors of images have the values and the state of an optimizer that never saw the step without images.
+#[test]
+fn a_step_without_images_does_not_exist_for_tensors_of_images() {
+    let (slots, segments) = slots();
+    let length = segments[segments.len() - 1];
+    // The second segment is that of images.
+    let own = segments[1]..segments[2];
+    for &optim in Optim::ALL {
+        let train = TrainConfig { optim, weight_decay: 0.1, ..TrainConfig::default() };
+        let start: Vec<f32> = (0..length).map(|index| number(1, index)).collect();
+        let images = slots.iter().filter(|slot| slot.of_images).cloned().collect();
+        let (mut all, mut alone) = (start.clone(), start[own.clone()].to_vec());
+        let mut of_all = Optimizer::new(rule(&train).unwrap(), slots.clone(), &all);
+        let mut of_images = Optimizer::new(rule(&train).unwrap(), images, &alone);
+        let mut rates = [0.01, 0.02, 0.03].into_iter();
+        for shows in [true, false, true] {
+            let grads: Vec<f32> = (0..length).map(|index| number(2 + usize::from(shows), index)).collect();
+            let (before, rate) = (all.clone(), rates.next().unwrap());
+            of_all.images = shows;
+            of_all.update(&mut all, &grads, 0.5, rate);
+            assert_eq!(all[own.clone()] != before[own.clone()], shows, "{optim:?}");
+            assert!(all[..own.start] != before[..own.start], "{optim:?}");
+            if shows {
+                of_images.update(&mut alone, &grads[own.clone()], 0.5, rate);
+            }
+        }
+        assert_eq!([of_all.step, of_all.image_step, of_images.step], [3, 2, 2]);
+        // Schedule-free averages weigh each step of the run by its rate.
+        if !of_all.averages() {
+            assert!(all[own.clone()] == alone[..], "{optim:?}: values");
+            for (name, _, state) in of_images.tensors() {
+                let found = of_all.tensors().into_iter().find(|(other, ..)| *other == name).unwrap();
+                assert!(found.2 == state, "{optim:?}: {name}");
+            }
+        }
+        of_all.uncount();
+        of_all.images = false;
+        of_all.uncount();
+        assert_eq!([of_all.step, of_all.image_step], [1, 1]);
     }
 }
 
