@@ -174,7 +174,13 @@ mod tests {
     #[test]
     fn what_has_a_row_for_each_token_and_vectors_are_left_to_adamw() {
         let takes = |name: &str, shape: &[usize]| {
-            Muon::takes(&Slot { name: name.to_owned(), shape: shape.to_vec(), decay: true, lr_scale: 1.0, of_images: false })
+            Muon::takes(&Slot {
+                name: name.to_owned(),
+                shape: shape.to_vec(),
+                decay: true,
+                lr_scale: 1.0,
+                of_images: false,
+            })
         };
         assert!(takes("model.layers.0.self_attn.q_proj.weight", &[8, 8]));
         assert!(takes("model.layers.0.mlp.up_proj.lora_B.weight", &[8, 2]));
