@@ -3,13 +3,14 @@
     python scripts/golden/optim.py --out tests/golden/optim
 
 Script and test draw the same values and gradients from counters (`draw`). So only results are stored: the values after some steps, and the
-bytes of 8-bit state. The learning rate falls linearly. Matrices get weight decay and vectors do not, as in the Trainer.
+bytes of 8-bit state. The learning rate falls linearly. Matrices get weight decay and vectors do not, as in the Trainer. In the traces
+`NAME_idle`, some tensors have no gradient in half of the steps, as an image encoder has none in a step without images.
 """
 import argparse
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 import numpy as np
@@ -19,6 +20,9 @@ from safetensors.numpy import save_file
 STEPS, KEPT = 50, (1, 10, 50)
 SHAPES = {"square": (16, 16), "wide": (7, 33), "high": (37, 5), "vector": (29,)}
 LARGE = {"large": (67, 65), "small": (9, 11)}
+# What has no gradient in these steps, the first of all among them.
+IDLE = ("high", "vector", "small")
+IDLE_STEPS = [step for step in range(1, STEPS + 1) if step % 4 in (1, 2)]
 DECAY = 0.1
 MASK = (1 << 64) - 1
 
@@ -46,6 +50,9 @@ def rate(peak, step):
     return peak * (1 - (step - 1) / 100)
 
 
+idle_steps = []
+
+
 def trace(shapes, peak, build, before=None, after=None):
     """Values after the kept steps. `build` makes optimizers from (matrices, vectors)."""
     tensors = {name: torch.nn.Parameter(draw(index + 1, 0, shape)) for index, (name, shape) in enumerate(shapes.items())}
@@ -54,8 +61,9 @@ def trace(shapes, peak, build, before=None, after=None):
     optimizers = build(matrices, vectors)
     kept = {}
     for step in range(1, STEPS + 1):
-        for index, tensor in enumerate(tensors.values()):
-            tensor.grad = draw(index + 1, step, tuple(tensor.shape))
+        for index, (name, tensor) in enumerate(tensors.items()):
+            idle = name in IDLE and step in idle_steps
+            tensor.grad = None if idle else draw(index + 1, step, tuple(tensor.shape))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate(peak, step)
@@ -215,6 +223,7 @@ class Trace:
     make: Callable
     peak: float = 1e-2
     shapes: dict = field(default_factory=lambda: SHAPES)
+    idle: list = field(default_factory=list)
 
 
 OPTIMIZERS = {
@@ -234,6 +243,9 @@ OPTIMIZERS = {
     "ademamix_rising": Trace("ademamix", dict(beta3=0.999, alpha=8.0, t_alpha=30, t_beta3=40), ademamix),
     "schedule_free_power": Trace("schedule_free_adamw", dict(r=0.5, weight_lr_power=1.0), schedule_free),
 }
+
+for name in ("adamw", "sgd_momentum", "adafactor", "lion", "adamw_8bit", "muon", "schedule_free", "schedule_free_power", "ademamix_rising"):
+    OPTIMIZERS[f"{name}_idle"] = replace(OPTIMIZERS[name], idle=IDLE_STEPS)
 
 # form, arguments, warm-up, steps
 SCHEDULES = [
@@ -321,16 +333,23 @@ def main():
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
-    out = parser.parse_args().out
+    parser.add_argument("--only-idle", action="store_true", help="the list of traces and the files NAME_idle alone")
+    arguments = parser.parse_args()
+    out = arguments.out
     torch.set_num_threads(1)
     os.makedirs(out, exist_ok=True)
     traces = []
     for name, it in OPTIMIZERS.items():
-        save_file(it.make(**it.arguments), f"{out}/{name}.safetensors")
+        idle_steps[:] = it.idle
+        if it.idle or not arguments.only_idle:
+            save_file(it.make(**it.arguments), f"{out}/{name}.safetensors")
         shapes = [[tensor, list(shape)] for tensor, shape in it.shapes.items()]
-        traces.append(dict(name=name, optim=it.optim, arguments=it.arguments, peak=it.peak, shapes=shapes))
+        traces.append(dict(name=name, optim=it.optim, arguments=it.arguments, peak=it.peak, shapes=shapes, idle=it.idle))
+    idle_steps.clear()
     with open(f"{out}/optimizers.json", "w", encoding="utf-8") as file:
         file.write("[\n" + ",\n".join(json.dumps(trace) for trace in traces) + "\n]\n")
+    if arguments.only_idle:
+        return
     save_file(ema(), f"{out}/ema.safetensors")
     names = ("torch", "transformers", "bitsandbytes", "lion-pytorch", "schedulefree", "numpy")
     versions = {name: importlib.metadata.version(name) for name in names}

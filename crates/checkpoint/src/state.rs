@@ -14,7 +14,7 @@ pub struct TrainState {
     pub sampler: serde_json::Value,
     /// How many updates the optimizer has made. Its bias correction depends on this number.
     pub optimizer_step: u64,
-    /// How many of them were of rows with images. `None`: all of them.
+    /// How many of them were of rows with images, if something of image encoder or connector is trained. `None`: all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_image_step: Option<u64>,
     /// The optimizer's state that belongs to no tensor.

@@ -308,6 +308,12 @@ impl Optimizer {
         updates.into_par_iter().with_max_len(1).for_each(|update| rule.update(update));
     }
 
+    /// [`Optimizer::image_step`], if it differs from [`Optimizer::step`] and a tensor of images is updated here or on another rank.
+    pub fn other_image_step(&self) -> Option<u64> {
+        let updates = self.slots.iter().any(|slot| slot.of_images);
+        Some(self.image_step).filter(|step| updates && *step != self.step)
+    }
+
     /// Whether its updates accept a factor that the GPU computes while the host continues ([`Factor::Found`]).
     pub fn takes_found_factor(&self) -> bool {
         self.rule.takes_found_factor()

@@ -35,12 +35,14 @@ pub struct ScheduleFreeAdamW {
     weight_sum: f64,
     /// `s` of this step: the share of `z` in the average.
     share: f64,
+    /// `1 - beta2^t`. As in `schedulefree`, `t` counts all steps of the run, also those in which a tensor has no gradient.
+    correction: f64,
 }
 
 impl ScheduleFreeAdamW {
     /// The rule before the first step, with `r` and `weight_lr_power`.
     pub const fn new(betas: Betas, power: f64, rate_power: f64) -> Self {
-        Self { betas, power, rate_power, highest: 0.0, weight_sum: 0.0, share: 0.0 }
+        Self { betas, power, rate_power, highest: 0.0, weight_sum: 0.0, share: 0.0, correction: 1.0 }
     }
 }
 
@@ -73,16 +75,17 @@ impl UpdateRule for ScheduleFreeAdamW {
         self.highest = self.highest.max(rate);
         let weight = (step as f64).powf(self.power) * self.highest.powf(self.rate_power);
         self.weight_sum += weight;
+        self.correction = 1.0 - self.betas.beta2.powf(step as f64);
         self.share = if self.weight_sum == 0.0 { 0.0 } else { weight / self.weight_sum };
     }
 
     fn update(&self, update: TensorUpdate<'_>) {
-        let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
+        let TensorUpdate { slot, values, grads, factor, rate, state, .. } = update;
         let factor = factor.known();
         let [State::F32(z), State::F32(v)] = state else { return };
         let betas = self.betas.of(slot);
         let (beta2, rest2) = (betas.beta2 as f32, (1.0 - betas.beta2) as f32);
-        let correction = (1.0 - betas.beta2.powf(step as f64)) as f32;
+        let correction = self.correction as f32;
         let (epsilon, decay) = (betas.epsilon as f32, betas.weight_decay as f32);
         let share = self.share as f32;
         let pace = (rate * (betas.beta1 * (1.0 - self.share) - 1.0)) as f32;

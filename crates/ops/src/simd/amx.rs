@@ -39,9 +39,18 @@ pub(crate) struct TileSums {
     pub(crate) to: [*mut f32; 4],
     /// Bytes from one row to the next, in both.
     pub(crate) apart: usize,
+    /// How many bytes of each run of the next sums a step asks for, at most 256, or 512 if numbers are split.
+    pub(crate) ahead: usize,
 }
 
 impl TileSums {
+    /// Bytes of the next sums for each step, so that `steps` of them ask for thirty-two rows: whole lines of memory.
+    pub(crate) const fn ahead(steps: usize, most: usize) -> usize {
+        const LINE: usize = 64;
+        let each = (32 * LINE).div_ceil(if steps == 0 { 1 } else { steps }).next_multiple_of(LINE);
+        if each < most { each } else { most }
+    }
+
     /// Four places: `down` floats from the upper tiles to the lower, `right` from the left to the right.
     pub(crate) const fn places(first: *mut f32, down: usize, right: usize) -> [*mut f32; 4] {
         let lower = first.wrapping_add(down);
@@ -211,7 +220,7 @@ mod tiles {
         };
     }
 
-    /// A step of packed rows, while columns stay in the cache: rows are asked for two steps ahead, and of each run of the next sums 256 bytes.
+    /// A step of packed rows, while columns stay in the cache: rows are asked for two steps ahead, and some of the next sums.
     macro_rules! packed {
         (right: $right:ident, lower: $lower:ident) => {
             concat!(
@@ -226,13 +235,13 @@ mod tiles {
                     ],
                     right: $right, lower: $lower
                 ),
-                "add {next}, 256\n",
-                "add {other}, 256\n",
+                "add {next}, [{sums} + 72]\n",
+                "add {other}, [{sums} + 72]\n",
             )
         };
     }
 
-    /// The same of split columns: rows are asked for one step ahead, and 512 bytes of each run of the next sums.
+    /// The same of split columns: rows are asked for one step ahead, and some of the next sums.
     macro_rules! split {
         (right: $right:ident, lower: $lower:ident) => {
             concat!(
@@ -248,8 +257,8 @@ mod tiles {
                     right: $right, lower: $lower
                 ),
                 part!(2048, [pause!(), pause!(), pause!(), pause!()], right: $right, lower: $lower),
-                "add {next}, 512\n",
-                "add {other}, 512\n",
+                "add {next}, [{sums} + 72]\n",
+                "add {other}, [{sums} + 72]\n",
             )
         };
     }
@@ -378,8 +387,8 @@ mod tiles {
             unsafe { multiply_all!(streamed, [ROW, BYTES], sums, parts, size, [std::ptr::null(); 2]) }
         }
 
-        /// As [`Tiles::add_products`], of parts whose rows are packed. Meanwhile, the 2 KiB at each place of `next` are asked for, which
-        /// need not be there.
+        /// As [`Tiles::add_products`], of parts whose rows are packed. Meanwhile, each step asks for [`TileSums::ahead`] bytes of
+        /// each run of `next`, which need not be there.
         ///
         /// # Safety
         /// As there, but of rows, there are `steps` times 2,048 bytes.

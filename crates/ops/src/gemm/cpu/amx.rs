@@ -24,7 +24,8 @@ struct Memory {
     sums: *mut f32,
 }
 
-/// The rows and the panels of a job's result. Meanwhile, the first matrix and the rows of `then` are asked for.
+/// The rows and the panels of a job's result. Meanwhile, asks for what is packed next: a block of columns of these rows of `then`'s first
+/// matrix, unless the job has another stage.
 ///
 /// # Safety
 /// The rows and the panels are some of `out`, and no other task has them. `job` has passed the checks of `gemm::matmul_grouped`, and is
@@ -58,9 +59,9 @@ pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2], 
     }
 }
 
-/// Where row `row` of [`GROUP`] packed ones has the pairs from an even column `k` on, up to the next multiple of [`STEP`].
+/// Where row `row` of [`GROUP`] packed ones has the pairs of the [`STEP`] columns from `k` on, a multiple of it.
 const fn place(to: *mut f32, row: usize, k: usize) -> *mut f32 {
-    to.wrapping_add((k / STEP * GROUP + row) * (STEP / 2) + k % STEP / 2)
+    to.wrapping_add((k / STEP * GROUP + row) * (STEP / 2))
 }
 
 /// The whole tiles of [`pack_columns`]: [`GROUP`] rows of [`STEP`] columns of bfloat16 numbers. Each line of memory is read once.
@@ -367,7 +368,7 @@ unsafe fn stage_block<P: PairLanes>(
 /// the sums at a row and a panel meanwhile.
 ///
 /// # Safety
-/// These rows and panels are some of `out`, and no other task has them; `parts` are their operands. `sums` has room for four tiles.
+/// These rows and panels are some of `out`, and no other task has them; `parts` are their operands, packed. `sums` has room for four tiles.
 #[inline(always)]
 unsafe fn add_products(
     job: &Job<'_>,
@@ -382,7 +383,9 @@ unsafe fn add_products(
     const ROW: usize = LANES * size_of::<f32>();
     const TILE: usize = LANES * LANES;
     let next = job.out.wrapping_add(next_panel * job.stride + next_row * LANES).cast_const();
-    let next = [next, next.wrapping_add(job.stride)];
+    let next = [next, if panels == 2 { next.wrapping_add(job.stride) } else { next }];
+    let steps = parts.iter().map(|part| part.steps).sum();
+    let ahead = TileSums::ahead(steps, if job.order == Order::Split { 512 } else { 256 });
     // SAFETY: as the caller says.
     let add = |sums: &TileSums, parts: &[TilePart], size: [usize; 2]| unsafe {
         if job.order == Order::Split {
@@ -412,7 +415,7 @@ unsafe fn add_products(
             let start = TileSums::places(from.cast_mut(), TILE, job.stride).map(<*mut f32>::cast_const);
             let to = TileSums::places(out, TILE, job.stride);
             let from = if zero { [std::ptr::null(); 4] } else { start };
-            add(&TileSums { from, to, apart: ROW }, parts, size);
+            add(&TileSums { from, to, apart: ROW, ahead }, parts, size);
             return;
         }
         if !zero {
@@ -423,7 +426,7 @@ unsafe fn add_products(
         }
         let to = TileSums::places(sums, TILE, GROUP * LANES);
         let from = if zero { [std::ptr::null(); 4] } else { to.map(<*mut f32>::cast_const) };
-        add(&TileSums { from, to, apart: ROW }, parts, size);
+        add(&TileSums { from, to, apart: ROW, ahead }, parts, size);
         for panel in 0..panels {
             let (from, to) = (sums.add(panel * GROUP * LANES), out.add(panel * job.stride));
             std::ptr::copy_nonoverlapping(from, to, rows * LANES);

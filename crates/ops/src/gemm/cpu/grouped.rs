@@ -2,7 +2,6 @@
 //! sums that it has alone.
 use super::product::{Job as Tiles, Order, RawTerm};
 use super::rounding::Roundings;
-use super::tile_sizes::BLOCK;
 use super::tokens::Copies;
 use super::{amx, matmul, pairs, skinny, skinny_pairs};
 use crate::activation::{Activation, LANES, Pool};
@@ -16,6 +15,9 @@ use smallvec::{SmallVec, smallvec};
 /// Floats of activations that are rounded once for all tasks, at most: 16 MiB, and as many for each of the parts of split numbers. Beyond
 /// that, a product is cut into several of fewer features; or each task rounds its own panels. Tests have less, so that small products are cut as well.
 const MOST_ROUNDED: usize = if cfg!(test) { 1 << 18 } else { 4 << 20 };
+
+/// Such a part has a multiple of so many features.
+const PART: usize = 256;
 
 /// Rows that multiply an activation, on average, from which it is rounded once for all tasks.
 const FEWEST_SHARED_ROWS: usize = 864;
@@ -84,7 +86,7 @@ fn run_rounded(mut jobs: SmallVec<[Job<'_>; 4]>, upcoming: Option<Upcoming>) {
     if floats > most && !few {
         let [Job::Tiles(job)] = &jobs[..] else { return run(&jobs, upcoming) };
         // A number is half a float for each of its parts, and half of the room is left to what the last part adds.
-        let features = MOST_ROUNDED / (job.panels * LANES) / BLOCK * BLOCK;
+        let features = MOST_ROUNDED / (job.panels * LANES) / PART * PART;
         let Some(parts) = job.cut_deep(features).filter(|parts| parts.len() > 1) else { return run(&jobs, upcoming) };
         for part in parts {
             run_rounded(smallvec![Job::Tiles(part)], None);
