@@ -39,6 +39,46 @@ def configuration():
     )
 
 
+def mixture():
+    """The same with experts, whose matrices have more rows or columns than a block of FP8."""
+    dense = configuration()
+    same = {key: getattr(dense, key) for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")}
+    return transformers.Qwen3MoeConfig(
+        **same, intermediate_size=80, moe_intermediate_size=160, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1,
+        mlp_only_layers=[], max_position_embeddings=128, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0, dtype="bfloat16",
+    )
+
+
+def by_expert(values):
+    """Each expert's matrices by themselves, as files have them."""
+    apart = {}
+    for name, value in values.items():
+        module, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            for number, both in enumerate(value):
+                apart |= dict(zip((f"{module}.{number}.gate_proj.weight", f"{module}.{number}.up_proj.weight"), both.chunk(2)))
+        elif last == "down_proj":
+            apart |= {f"{module}.{number}.down_proj.weight": one for number, one in enumerate(value)}
+        else:
+            apart[name] = value
+    return apart
+
+
+def stacked(values, model):
+    """The other way round: the tensors of the model's modules."""
+    found = {}
+    for name in model.state_dict():
+        module, _, last = name.rpartition(".")
+        of = lambda part: [values[f"{module}.{number}.{part}.weight"] for number in range(model.config.num_experts)]
+        if last == "gate_up_proj":
+            found[name] = torch.stack([torch.cat(both) for both in zip(of("gate_proj"), of("up_proj"))])
+        elif last == "down_proj":
+            found[name] = torch.stack(of("down_proj"))
+        else:
+            found[name] = values[name]
+    return found
+
+
 def weights(config):
     """name -> float32 tensor, each value a bfloat16 number."""
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -267,6 +307,11 @@ def nvfp4(name, weight):
     return {"weight": codes, "weight_scale": scales, "weight_scale_2": whole} | beside, numbers * factors.repeat_interleave(16, 1)
 
 
+def fp8_wide(name, weight):
+    codes, scales, wide = fp8_blocks(weight, (128, 128))
+    return {"weight": codes, "weight_scale_inv": scales}, wide
+
+
 def compressed(format, **args):
     group = dict(targets=["Linear"], weights=args, input_activations=None, output_activations=None)
     return dict(quant_method="compressed-tensors", format=format, config_groups=dict(group_0=group), ignore=["lm_head"], quantization_status="compressed")
@@ -288,11 +333,12 @@ CASES = {
     "ct_nvfp4": (ct_nvfp4, compressed("nvfp4-pack-quantized", num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16)),
     "nvfp4": (nvfp4, dict(quant_method="modelopt", quant_algo="NVFP4", ignore=["lm_head"], kv_cache_scheme=dict(num_bits=8, type="float"))),
 }
+# Of a mixture of experts; in FP8, with the usual blocks.
+EXPERTS = {f"{case}_experts": CASES[case] for case in ("gptq", "awq", "ct_int4", "ct_int8", "ct_fp8", "ct_nvfp4", "nvfp4")}
+EXPERTS["fp8_experts"] = (fp8_wide, CASES["fp8"][1] | dict(weight_block_size=[128, 128], modules_to_not_convert=["lm_head", "gate"]))
 
 
-def write(out, case, plain, ids):
-    quantize, described = CASES[case]
-    config = configuration()
+def write(out, case, quantize, described, config, plain, ids):
     os.makedirs(f"{out}/{case}/model")
     tensors, wide, digests = {}, {}, {}
     for name, value in plain.items():
@@ -303,13 +349,14 @@ def write(out, case, plain, ids):
         parts, wide[name] = coded
         tensors |= {f"{name.removesuffix('.weight')}.{key}": part.contiguous() for key, part in parts.items()}
         digests[name] = digest(wide[name])
-        assert (wide[name] - value).abs().max() < 0.3 or case == "gptq", name
+        assert (wide[name] - value).abs().max() < 0.3 or case in ("gptq", "gptq_experts"), name
     save_file(tensors, f"{out}/{case}/model/model.safetensors", metadata={"format": "pt"})
-    stored = config.to_dict() | dict(quantization_config=described, architectures=["Qwen3ForCausalLM"])
+    stored = config.to_dict() | dict(quantization_config=described, architectures=[type(config).__name__.replace("Config", "ForCausalLM")])
     with open(f"{out}/{case}/model/config.json", "w", encoding="utf-8") as file:
         json.dump(stored, file, indent=1, sort_keys=True)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
-    model.load_state_dict({**wide, "lm_head.weight": wide["model.embed_tokens.weight"]})
+    implementation = dict(attn_implementation="eager", experts_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config, **implementation).float()
+    model.load_state_dict(stacked({**wide, "lm_head.weight": wide["model.embed_tokens.weight"]}, model))
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0]
     if case == "fp8":
@@ -388,8 +435,11 @@ def main():
     shutil.rmtree(args.out, ignore_errors=True)
     plain = weights(configuration())
     ids = torch.from_numpy(np.random.default_rng(77).integers(3, 96, (1, 17)))
-    for case in CASES:
-        write(args.out, case, plain, ids)
+    for case, (quantize, described) in CASES.items():
+        write(args.out, case, quantize, described, configuration(), plain, ids)
+    of_experts = by_expert(weights(mixture()))
+    for case, (quantize, described) in EXPERTS.items():
+        write(args.out, case, quantize, described, mixture(), of_experts, ids)
     unsloth(args.models, args.out, ids)
     with open(f"{args.out}/versions.json", "w", encoding="utf-8") as file:
         versions = {module.__name__: module.__version__ for module in (torch, transformers, compressed_tensors)}

@@ -33,6 +33,7 @@ mod import;
 mod imports;
 mod infer;
 mod latent_cache;
+mod lengths;
 mod machine;
 mod makers;
 mod memory;

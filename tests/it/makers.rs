@@ -19,6 +19,18 @@ use tunesmith::ops::quant::Format;
 const CASES: [&str; 11] =
     ["fp8", "fp8_edges", "gptq", "gptq_claims", "gptq8", "awq", "ct_int4", "ct_int8", "ct_fp8", "ct_nvfp4", "nvfp4"];
 
+/// A mixture of experts in each format.
+const EXPERTS: [&str; 8] = [
+    "fp8_experts",
+    "gptq_experts",
+    "awq_experts",
+    "ct_int4_experts",
+    "ct_int8_experts",
+    "ct_fp8_experts",
+    "ct_nvfp4_experts",
+    "nvfp4_experts",
+];
+
 pub fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/makers").join(case)
 }
@@ -58,7 +70,7 @@ fn batch(ids: &Value) -> Batch {
 
 #[test]
 fn every_number_is_the_one_that_the_format_s_own_code_gives() {
-    for case in CASES {
+    for case in CASES.into_iter().chain(EXPERTS) {
         let ((arch, weights), expected) = (opened(&golden(case).join("model")).unwrap(), expected(case));
         let digests: BTreeMap<String, String> = serde_json::from_value(expected["digests"].clone()).unwrap();
         for (name, wanted) in &digests {
@@ -88,7 +100,7 @@ fn every_number_is_the_one_that_the_format_s_own_code_gives() {
 fn a_config_alone_says_which_matrices_a_dequantized_base_holds_in_float32() {
     let config = config("{model: {quantization: none}, tuning: {lora: {r: 4}}}");
     // `fp8_edges` and Mistral's names for scales: what stays dense is in the files alone.
-    for case in CASES.iter().filter(|case| **case != "fp8_edges") {
+    for case in CASES.into_iter().chain(EXPERTS).filter(|case| *case != "fp8_edges") {
         let (arch, weights) = opened(&golden(case).join("model")).unwrap();
         let described = quantize::float32(&arch, &config, None).unwrap();
         let linear = quantize::matrices(&arch, &[]).unwrap();
@@ -102,7 +114,7 @@ fn a_config_alone_says_which_matrices_a_dequantized_base_holds_in_float32() {
 
 #[test]
 fn training_is_that_on_the_dequantized_base() {
-    for case in CASES {
+    for case in CASES.into_iter().chain(EXPERTS) {
         let (dir, expected) = (golden(case).join("model"), expected(case));
         let batch = batch(&expected["input_ids"]);
         let rows: Vec<usize> = (0..batch.tokens.len()).collect();

@@ -67,7 +67,7 @@ pub fn tensors(path: &Path) -> Tensors {
 }
 
 /// The engine's name of a tensor of an adapter.
-fn own(name: &str) -> String {
+pub fn own(name: &str) -> String {
     plain_name(name.trim_start_matches("base_model.model."))
 }
 
