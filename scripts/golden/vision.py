@@ -70,7 +70,7 @@ def scramble(model, seed):
             gemma &= "Gemma4" not in type(model).__name__
             # Qwen3.5 has norms of one more than their weight too, outside of its linear attention.
             gemma |= "Qwen3_5" in type(model).__name__ and not any(part in name for part in ("visual", "linear_attn"))
-            if parameter.dim() == 1 and ("norm" in name or "lambda" in name or ".ln_" in name) and name.endswith(("weight", "lambda1")):
+            if parameter.dim() == 1 and ("norm" in name or "lambda" in name or ".ln_" in name and "visual" not in name) and name.endswith(("weight", "lambda1")):
                 value = (0.0 if gemma else 1.0) + 0.2 * noise
             elif name.endswith(("router.scale", "per_expert_scale")):
                 value = 1.0 + 0.2 * noise

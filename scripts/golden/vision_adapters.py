@@ -13,15 +13,24 @@ import torch
 import vision
 import vision_models
 
+CLIP = r"layers\.\d+\.(?:self_attn\.(?:q_proj|k_proj|v_proj|out_proj)|mlp\.fc[12])"
 TOWERS = dict(
-    llava=r".*vision_tower\..*layers\.\d+\.(?:self_attn\.(?:q_proj|k_proj|v_proj|out_proj)|mlp\.fc[12])",
+    llava=rf".*vision_tower\..*{CLIP}",
+    smolvlm=rf".*vision_model\..*{CLIP}",
+    gemma3=rf".*vision_tower\..*{CLIP}",
+    paligemma=rf".*vision_tower\..*{CLIP}",
+    internvl=r".*vision_tower\..*layer\.\d+\.(?:attention\.(?:q_proj|k_proj|v_proj|projection_layer)|mlp\.fc[12])",
+    qwen2_vl=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.fc[12])",
+    qwen3_vl=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.linear_fc[12])",
     qwen2_5_vl=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj))",
     mistral3=r".*vision_tower\..*layers\.\d+\.(?:attention\.(?:q|k|v|o)_proj|feed_forward\.(?:gate|up|down)_proj)",
     gemma4=r".*vision_tower\..*layers\.\d+\.(?:self_attn\.(?:q|k|v|o)_proj|mlp\.(?:gate|up|down)_proj)\.linear",
     qwen3_5=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.linear_fc[12])",
 )
 # The seeds of vision.py and vision_models.py.
-SEEDS = dict(llava=7160, qwen2_5_vl=8020, qwen3_5=8124, mistral3=8161, gemma4=8223)
+SEEDS = dict(llava=7160, smolvlm=7180, gemma3=7200, qwen2_vl=8000, qwen2_5_vl=8020, qwen3_vl=8041, internvl=8060, paligemma=8080)
+SEEDS |= dict(qwen3_5=8124, mistral3=8161, gemma4=8223)
+OF_ONE_SIDE = ("llava", "smolvlm", "gemma3")
 
 
 def main():
@@ -35,11 +44,11 @@ def main():
         vision_models.DELTA_LANGUAGE = f"(?:{delta}|{tower})"
         vision_models.GEMMA4_LANGUAGE = f"(?:{gemma4}|{tower})"
         with tempfile.TemporaryDirectory() as scratch:
-            maker = vision.composite if name == "llava" else vision_models.MODELS[name]
+            maker = vision.composite if name in OF_ONE_SIDE else vision_models.MODELS[name]
             made = maker(scratch, name, seed)
         for key, parameter in made[0].named_parameters():
             parameter.requires_grad_("lora_" in key)
-        if name == "llava":
+        if name in OF_ONE_SIDE:
             pictures = vision.normals((vision.PICTURES, 3, vision.SIDE, vision.SIDE), seed + 4)
             stored = dict(pixel_values=pictures)
         else:

@@ -44,8 +44,19 @@ pub const EQUAL: [&[&str]; 7] = [
     &["across_vit", "across_clip", "across_siglip", "across_dinov2"],
 ];
 /// Golden runs with adapters on the encoder.
-pub const ADAPTED: [&str; 5] =
-    ["llava_adapters", "qwen2_5_vl_adapters", "qwen3_5_adapters", "mistral3_adapters", "gemma4_adapters"];
+pub const ADAPTED: [&str; 11] = [
+    "llava_adapters",
+    "smolvlm_adapters",
+    "gemma3_adapters",
+    "paligemma_adapters",
+    "internvl_adapters",
+    "qwen2_vl_adapters",
+    "qwen2_5_vl_adapters",
+    "qwen3_vl_adapters",
+    "qwen3_5_adapters",
+    "mistral3_adapters",
+    "gemma4_adapters",
+];
 /// Rows of a step, in two micro-batches.
 const ROWS: usize = 4;
 
