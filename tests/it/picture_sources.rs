@@ -1,7 +1,7 @@
 //! Images in archives, ranks that divide the encoding of images, and a pair of text model and encoder saved as one folder.
 use crate::pictures::{encoder, kept, paired, picture, seeing, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
@@ -237,6 +237,55 @@ fn a_pair_becomes_one_folder_that_answers_and_trains_alike() {
         fs::read(Path::new(&merged).join("vision.json")).unwrap(),
         fs::read(Path::new(&twice).join("vision.json")).unwrap()
     );
+}
+
+/// Trains until the answers are learned, and holds the scores of the validation rows against those wanted.
+fn learns_and_scores(fixture: &Fixture, lines: &[&str], wanted: &[(&str, f64)]) {
+    let learned =
+        ["train.max_steps: 60", "train.learning_rate: 0.02", "train.batch_size: 6", "train.save_strategy: no"];
+    let config = fixture.config("run", &[&learned[..], lines].concat());
+    let done = train(&config, &[]);
+    assert!(done.status.success(), "{}", said(&done));
+    let done = tunesmith(&["eval", config.to_str().unwrap()]).output().unwrap();
+    assert!(done.status.success(), "{}", said(&done));
+    let text = fs::read(fixture.path("out/eval/metrics.json")).unwrap();
+    let metrics: Value = serde_json::from_slice(&text).unwrap();
+    for (name, value) in wanted {
+        let found = metrics["models"]["tuned"]["scores"][name]["value"].as_f64();
+        assert!(found.is_some_and(|found| (found - value).abs() < 1e-9), "{name}: {found:?}\n{}", said(&done));
+    }
+}
+
+#[test]
+fn an_evaluation_scores_answers_about_pictures() {
+    let fixture = seeing("llava");
+    let rows = [("rgb.png", "is it?", "yes"), ("wide.png", "is it?", "no"), ("tall.png", "which?", "(b)")];
+    let row = |number: usize| {
+        let (file, question, answer) = rows[number % 3];
+        json!({"image": picture(file), "question": question, "answer": answer})
+    };
+    write_rows(&fixture.path("train.jsonl"), (0..60).map(row));
+    write_rows(&fixture.path("val.jsonl"), (0..6).map(row));
+    let whole = ["yes_no_accuracy", "yes_no_f1", "choice", "vqa_accuracy", "rouge1"].map(|name| (name, 1.0));
+    learns_and_scores(&fixture, &["eval.metrics: [\"yes_no\", \"choice\", \"vqa_accuracy\", \"rouge\"]"], &whole);
+    // A caption is compared with all of its image's, and the best one counts. CIDEr takes their mean: one of two captions has the same words
+    // and pairs of words, and none has longer runs, which are half of the score.
+    let fixture = paired();
+    let caption = |number: usize| match number % 2 {
+        0 => ("a.png", "a cat", "waves"),
+        _ => ("b.png", "the sea", "water"),
+    };
+    let learned = (0..60).map(caption).map(|(image, one, _)| json!({"image": image, "caption": one}));
+    write_rows(&fixture.path("train.jsonl"), learned);
+    let several = (0..2).map(caption).map(|(image, one, other)| json!({"image": image, "caption": [other, one]}));
+    write_rows(&fixture.path("val.jsonl"), several);
+    let lines = [
+        &*encoder(&fixture),
+        "train.learning_rate: 0.005",
+        "train.max_steps: 150",
+        "eval.metrics: [\"cider\", \"meteor\", \"rouge\"]",
+    ];
+    learns_and_scores(&fixture, &lines, &[("rouge1", 1.0), ("rougeL", 1.0), ("cider", 2.5)]);
 }
 
 #[test]
