@@ -187,7 +187,7 @@ def prefix_model(out, name, seed, hidden=None):
 
 
 def composite(out, name, seed):
-    towers = dict(llava="clip_vision_model", gemma3="siglip_vision_model", smolvlm="smolvlm_vision")
+    towers = dict(llava="clip_vision_model", gemma3="siglip_vision_model", smolvlm="smolvlm_vision", idefics3="idefics3_vision")
     vision = dict(model_type=towers[name], **TOWER)
     if name == "llava":
         config = transformers.LlavaConfig(text_config=dict(model_type="llama", **TEXT), vision_config=vision, image_token_index=IMAGE)
@@ -196,7 +196,8 @@ def composite(out, name, seed):
         text |= dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"], tie_word_embeddings=True)
         config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=IMAGE, boi_token_index=94, eoi_token_index=93)
     else:
-        config = transformers.SmolVLMConfig(text_config=dict(model_type="llama", **TEXT), vision_config=vision, image_token_id=IMAGE, scale_factor=2, pad_token_id=0)
+        kind = transformers.SmolVLMConfig if name == "smolvlm" else transformers.Idefics3Config
+        config = kind(text_config=dict(model_type="llama", **TEXT), vision_config=vision, image_token_id=IMAGE, scale_factor=2, pad_token_id=0)
     cls = getattr(transformers, type(config).__name__.replace("Config", "ForConditionalGeneration"))
     model = scramble(cls._from_config(config, attn_implementation="eager"), seed)
     store(model, f"{out}/{name}/model")
@@ -208,7 +209,7 @@ def composite(out, name, seed):
 
     def forward(ids, mask, pixels):
         more = dict(token_type_ids=(ids == IMAGE).long()) if kind == "gemma3" else {}
-        if pixels is not None and kind == "smolvlm":
+        if pixels is not None and kind in ("smolvlm", "idefics3"):
             # A row's pictures beside each other; one of zeros is none.
             counts = (ids == IMAGE).sum(1) // 4
             per_row = torch.split(pixels, counts.tolist())
@@ -218,7 +219,7 @@ def composite(out, name, seed):
             more |= dict(pixel_values=pixels)
         return model(input_ids=ids, attention_mask=mask, use_cache=False, **more).logits
 
-    return model, forward, dict(prefix=False, rows=dict(llava=16, gemma3=4, smolvlm=4)[name])
+    return model, forward, dict(prefix=False, rows=dict(llava=16, gemma3=4, smolvlm=4, idefics3=4)[name])
 
 
 def make_rows(count, settings, seed):
@@ -400,7 +401,7 @@ def main():
     os.makedirs(arguments.out, exist_ok=True)
     # The place of a name is its seed, so that new ones come last.
     last = ["dinov2_registers_larger", "dinov2_registers_smaller"]
-    names = [*(name for name in ENCODERS if name not in last), "prefix", "prefix_mlp", "llava", "smolvlm", "gemma3", "prefix_gpt2", *last]
+    names = [*(name for name in ENCODERS if name not in last), "prefix", "prefix_mlp", "llava", "smolvlm", "gemma3", "prefix_gpt2", *last, "idefics3"]
     for number, name in enumerate(names):
         if arguments.only in (None, name):
             (make_encoder if name in ENCODERS else make_model)(name, arguments.out, 7000 + 20 * number)

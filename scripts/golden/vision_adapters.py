@@ -17,6 +17,7 @@ CLIP = r"layers\.\d+\.(?:self_attn\.(?:q_proj|k_proj|v_proj|out_proj)|mlp\.fc[12
 TOWERS = dict(
     llava=rf".*vision_tower\..*{CLIP}",
     smolvlm=rf".*vision_model\..*{CLIP}",
+    idefics3=rf".*vision_model\..*{CLIP}",
     gemma3=rf".*vision_tower\..*{CLIP}",
     paligemma=rf".*vision_tower\..*{CLIP}",
     internvl=r".*vision_tower\..*layer\.\d+\.(?:attention\.(?:q_proj|k_proj|v_proj|projection_layer)|mlp\.fc[12])",
@@ -28,9 +29,9 @@ TOWERS = dict(
     qwen3_5=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.linear_fc[12])",
 )
 # The seeds of vision.py and vision_models.py.
-SEEDS = dict(llava=7160, smolvlm=7180, gemma3=7200, qwen2_vl=8000, qwen2_5_vl=8020, qwen3_vl=8041, internvl=8060, paligemma=8080)
+SEEDS = dict(llava=7160, smolvlm=7180, idefics3=7280, gemma3=7200, qwen2_vl=8000, qwen2_5_vl=8020, qwen3_vl=8041, internvl=8060, paligemma=8080)
 SEEDS |= dict(qwen3_5=8124, mistral3=8161, gemma4=8223)
-OF_ONE_SIDE = ("llava", "smolvlm", "gemma3")
+OF_ONE_SIDE = ("llava", "smolvlm", "idefics3", "gemma3")
 
 
 def main():

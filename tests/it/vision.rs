@@ -35,7 +35,7 @@ pub const WORLDS: [&str; 6] =
     ["world_kl", "world_wan", "world_prefix", "world_qwen2_5_vl", "world_qwen3_vl", "world_paligemma"];
 /// The golden models and pairs, in groups. One test compares each group with PyTorch.
 pub const EQUAL: [&[&str]; 7] = [
-    &["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "gemma3"],
+    &["prefix", "prefix_mlp", "prefix_gpt2", "prefix_naflex", "llava", "smolvlm", "idefics3", "gemma3"],
     &["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"],
     &["internvl", "paligemma"],
     &["llava_onevision"],
@@ -44,9 +44,10 @@ pub const EQUAL: [&[&str]; 7] = [
     &["across_vit", "across_clip", "across_siglip", "across_dinov2"],
 ];
 /// Golden runs with adapters on the encoder.
-pub const ADAPTED: [&str; 11] = [
+pub const ADAPTED: [&str; 12] = [
     "llava_adapters",
     "smolvlm_adapters",
+    "idefics3_adapters",
     "gemma3_adapters",
     "paligemma_adapters",
     "internvl_adapters",

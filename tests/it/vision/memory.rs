@@ -15,7 +15,7 @@ use tunesmith::train::shown_pictures::ShownPictures;
 /// Rows of a batch: the same one, since all images of a pass are planned to be as large as the largest.
 const ROWS: usize = 3;
 
-pub const MODELS: [&str; 21] = [
+pub const MODELS: [&str; 22] = [
     "prefix",
     "prefix_mlp",
     "prefix_gpt2",
@@ -23,6 +23,7 @@ pub const MODELS: [&str; 21] = [
     "across_clip",
     "llava",
     "smolvlm",
+    "idefics3",
     "gemma3",
     "qwen2_vl",
     "qwen2_5_vl",
