@@ -142,7 +142,8 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = writeln!(text, "model           {} ({})", output.display(), human_bytes(bytes));
     if merged.model.weights.wrapping().is_some_and(|wrapping| wrapping.predicts_ahead()) {
         text.push_str(
-            "note: mtp.*, the heads that predict several tokens at once, are copied as they were: decode without them\n",
+            "note: the heads that predict several tokens at once (mtp.*, or blocks after the model's last one) are copied as they were, \
+             and do not fit the tuned model: decode without them\n",
         );
     }
     let mxfp4 = requantization.is_none() && !merged.model.weights.stacked_mxfp4().is_empty();

@@ -63,11 +63,13 @@ fn names(dir: &Path) -> Vec<String> {
     file.names().map(str::to_owned).collect()
 }
 
-fn merged(base: &Path, adapter: &Path, target: &Path) {
+/// Merges, and returns what the program said.
+fn merged(base: &Path, adapter: &Path, target: &Path) -> String {
     let paths = [base, adapter, target].map(|path| path.display().to_string());
     let args = ["merge", "--base", &paths[0], "--adapter", &paths[1], "--output", &paths[2]];
     let output = tunesmith(&args).env_remove("CONFIG").output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
+    said(&output)
 }
 
 #[test]
@@ -179,7 +181,8 @@ fn heads_that_predict_ahead_are_neither_run_nor_lost() {
         let (arch, found) = opened(&base);
         assert_eq!(found.fingerprint().unwrap(), fingerprint_of(&arch, &tensors, further), "{family}");
         let target = root.path().join("merged");
-        merged(&base, &golden(family).join("adapter_init"), &target);
+        let text = merged(&base, &golden(family).join("adapter_init"), &target);
+        assert!(text.contains("copied as they were, and do not fit the tuned model"), "{family}: {text}");
         let file = WeightFiles::open_file(&target.join("model.safetensors")).unwrap();
         assert_eq!(file.read(further).unwrap(), tensors[further], "{family}");
     }

@@ -158,6 +158,20 @@ fn an_image_of_which_no_patch_is_left_is_refused() {
     assert_eq!(processor.layout(1, 64, false).unwrap().tiles[0], Tile { rows: 8, columns: 1 });
 }
 
+/// `smart_resize` of Qwen2-VL's image processor has the same limit.
+#[test]
+fn an_image_with_one_side_over_two_hundred_times_the_other_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = json!({"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2});
+    fs::write(folder.path().join("preprocessor_config.json"), settings.to_string()).unwrap();
+    let processor = Processor::new(Processing::open(folder.path()).unwrap(), 14);
+    for (width, height) in [(2001, 10), (10, 2001), (1, u32::MAX)] {
+        let error = processor.layout(width, height, false).unwrap_err();
+        assert!(error.kind() == tunesmith_base::Kind::Data && error.message().contains("over 200 times"), "{error}");
+    }
+    assert!(processor.layout(2000, 10, false).is_ok());
+}
+
 #[test]
 fn a_file_that_is_cut_off_or_changed_never_panics() {
     for name in ["rgb.png", "rgb.jpg", "rgb.webp", "animated.gif", "rgb.bmp", "rgb.tiff", "rotated.png"] {
