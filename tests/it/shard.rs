@@ -91,22 +91,32 @@ fn said(model: &mut Model, batch: &Batch) -> (f64, Vec<f32>, Vec<f32>, Vec<f32>,
 type Case<'a> = (&'a str, &'a dyn Fn(&mut Config), Sharding, &'a [usize]);
 
 /// Models whose weights ranks share.
-pub const SHARED: [&str; 24] = [
+pub const SHARED: [&str; 36] = [
     "afmoe",
+    "deepseek_v3",
     "gemma2",
     "gemma3n",
     "gemma3n_odd",
     "gemma4_31b",
     "gemma4_a4b",
     "gemma4_e2b",
+    "gemma4_unified",
+    "glm4",
     "glm4_moe",
+    "glm4_moe_lite",
     "gpt2",
+    "gpt_oss",
     "granite4_moe",
     "granitemoehybrid",
+    "hunyuan_v1_dense",
     "lfm2",
     "lfm2_moe",
     "lfm3",
     "llama",
+    "minimax_m2",
+    "ministral3",
+    "mistral4",
+    "moonlight",
     "muse_glimmer",
     "nemotron3_super",
     "nemotron_h",
@@ -114,8 +124,10 @@ pub const SHARED: [&str; 24] = [
     "phi3",
     "qwen2",
     "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_next",
+    "seed_oss",
 ];
 
 #[test]
@@ -128,7 +140,7 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
     };
     let int8 = |config: &mut Config| config.model.quantization = Quantization::Int8;
     let full = |config: &mut Config| config.tuning.mode = Mode::Full;
-    let cases: [Case<'_>; 35] = [
+    let cases: [Case<'_>; 47] = [
         ("llama", &as_it_is, Sharding::FullShard, &[2]),
         ("llama", &nf4, Sharding::FullShard, &[4]),
         ("llama", &bf16, Sharding::ShardGradOp, &[3]),
@@ -164,6 +176,18 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         ("gemma4_a4b", &full, Sharding::FullShard, &[2]),
         ("gpt2", &nf4, Sharding::FullShard, &[2]),
         ("gpt2", &full, Sharding::FullShard, &[3]),
+        ("gpt_oss", &full, Sharding::FullShard, &[2]),
+        ("qwen3_5_moe", &full, Sharding::ShardGradOp, &[3]),
+        ("ministral3", &nf4, Sharding::FullShard, &[2]),
+        ("glm4_moe_lite", &full, Sharding::FullShard, &[3]),
+        ("mistral4", &bf16, Sharding::FullShard, &[2]),
+        ("deepseek_v3", &full, Sharding::ShardGradOp, &[2]),
+        ("moonlight", &nf4, Sharding::FullShard, &[3]),
+        ("seed_oss", &full, Sharding::FullShard, &[2]),
+        ("glm4", &bf16, Sharding::ShardGradOp, &[2]),
+        ("hunyuan_v1_dense", &full, Sharding::FullShard, &[2]),
+        ("minimax_m2", &full, Sharding::FullShard, &[2]),
+        ("gemma4_unified", &full, Sharding::FullShard, &[3]),
     ];
     assert!(SHARED.iter().all(|name| cases.iter().any(|(family, ..)| family == name)));
     for (family, base, how, machines) in cases {
