@@ -56,7 +56,7 @@ fn run(step: u64, salt: f32) -> Run {
     let mut specs: Vec<ParamSpec> = Vec::new();
     for (name, shape) in placements.iter().flat_map(tunesmith::model::targets::Placement::tensors) {
         let offset = specs.last().map_or(0, |spec| spec.range().end);
-        specs.push(ParamSpec { name, shape, offset, decay: true, lr_scale: 1.0, of_images: false });
+        specs.push(ParamSpec { name, shape, offset, decay: true, lr_scale: 1.0, vision: false });
     }
     let len = specs.last().unwrap().range().end;
     let fill = |factor: f32| -> Vec<f32> {
@@ -184,7 +184,7 @@ fn a_full_checkpoint_is_a_model_folder() {
     let (mut specs, mut values) = (Vec::new(), Vec::new());
     for spec in arch.tensors() {
         let (name, shape) = (spec.name.clone(), spec.shape.clone());
-        specs.push(ParamSpec { name, shape, offset: values.len(), decay: true, lr_scale: 1.0, of_images: false });
+        specs.push(ParamSpec { name, shape, offset: values.len(), decay: true, lr_scale: 1.0, vision: false });
         values.extend(base.read(&spec.name).unwrap().1);
     }
     let zeros = vec![0.0; values.len()];

@@ -84,7 +84,7 @@ impl Run {
                     shape: shape.clone(),
                     decay: shape.len() == 2,
                     lr_scale: 1.0,
-                    of_images: ["high", "vector", "small"].contains(&&**name),
+                    vision: ["high", "vector", "small"].contains(&&**name),
                 }
             })
             .collect();

@@ -271,7 +271,7 @@ fn steps_without_pictures_leave_encoder_and_connector_as_in_pytorch() {
     for (step, pair) in left.windows(2).enumerate() {
         for spec in &model.params.specs {
             let seen = !spec.name.contains("lora_");
-            assert_eq!(spec.of_images, seen, "{}", spec.name);
+            assert_eq!(spec.vision, seen, "{}", spec.name);
             let same = pair[0][spec.range()] == pair[1][spec.range()];
             assert_eq!(same, seen && without[step + 1], "step {}: {}", step + 1, spec.name);
         }

@@ -273,7 +273,7 @@ impl Builder<'_> {
         let interleaves = std::mem::take(&mut self.interleaves);
         let first_of_images = self.tensors.params.specs.len();
         let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
-        self.tensors.params.specs[first_of_images..].iter_mut().for_each(|spec| spec.of_images = true);
+        self.tensors.params.specs[first_of_images..].iter_mut().for_each(|spec| spec.vision = true);
         self.interleaves = interleaves;
         let tables = std::iter::once(&mut embedding)
             .filter(|_| stored_rows.is_none())

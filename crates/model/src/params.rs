@@ -16,7 +16,7 @@ pub struct ParamSpec {
     /// The factor on the run's learning rate.
     pub lr_scale: f64,
     /// Whether it belongs to an image encoder or a connector, which a step without images does not update.
-    pub of_images: bool,
+    pub vision: bool,
 }
 
 impl ParamSpec {
@@ -58,7 +58,7 @@ impl Params {
     /// # Panics
     /// If there is not one value for each element of `shape`.
     pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: Floats<'_>) -> Range<usize> {
-        let spec = ParamSpec { name, shape, offset: self.len(), decay, lr_scale: 1.0, of_images: false };
+        let spec = ParamSpec { name, shape, offset: self.len(), decay, lr_scale: 1.0, vision: false };
         let range = spec.range();
         assert_eq!(values.len(), range.len(), "{}: a value for each element", spec.name);
         self.values.append(values);

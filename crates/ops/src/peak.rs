@@ -101,7 +101,7 @@ fn spin_tiles(rounds: usize) -> f32 {
         steps: STEPS,
     };
     let to = TileSums::places(sums.as_mut_ptr(), 2 * 256, 256);
-    let sums_of = TileSums { from: [std::ptr::null(); 4], to, apart: 64, ahead: 0 };
+    let sums_of = TileSums { from: [std::ptr::null(); 4], to, apart: 64 };
     let parts = [part; 16];
     // SAFETY: `in_tiles` has found the tiles; the buffers hold as many numbers as the parts say, and four tiles of sums.
     unsafe {

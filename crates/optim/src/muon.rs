@@ -179,7 +179,7 @@ mod tests {
                 shape: shape.to_vec(),
                 decay: true,
                 lr_scale: 1.0,
-                of_images: false,
+                vision: false,
             })
         };
         assert!(takes("model.layers.0.self_attn.q_proj.weight", &[8, 8]));

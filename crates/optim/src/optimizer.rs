@@ -148,10 +148,10 @@ struct Part {
 pub struct Optimizer {
     /// The number of updates so far.
     pub step: u64,
-    /// The number of those with images. Tensors of images ([`Slot::of_images`]) have been updated as often.
+    /// The number of those with images. Tensors of an image encoder or a connector ([`Slot::vision`]) have been updated as often.
     pub image_step: u64,
-    /// Whether the next update is of rows with images. If not, it leaves tensors of images and their state as they are, as PyTorch does
-    /// with a parameter whose gradient is `None`.
+    /// Whether the next update is of rows with images. If not, it leaves tensors of encoder and connector and their state as they are, as
+    /// PyTorch does with a parameter whose gradient is `None`.
     pub images: bool,
     /// The loss scale of float16 training.
     pub scaler: Option<LossScaler>,
@@ -286,10 +286,10 @@ impl Optimizer {
         let (rule, slots, steps) = (&self.rule, &self.slots, [self.step, self.image_step]);
         for part in &mut self.parts {
             let slot = &slots[part.slot];
-            if slot.of_images && !self.images {
+            if slot.vision && !self.images {
                 continue;
             }
-            let step = steps[usize::from(slot.of_images)];
+            let step = steps[usize::from(slot.vision)];
             let (values, place) = (rest.take(part.place(packed[0])), part.place(packed[1]));
             let (rate, state) = (rate * slot.lr_scale, &mut part.state[..]);
             match grads {
@@ -308,9 +308,9 @@ impl Optimizer {
         updates.into_par_iter().with_max_len(1).for_each(|update| rule.update(update));
     }
 
-    /// [`Optimizer::image_step`], if it differs from [`Optimizer::step`] and a tensor of images is updated here or on another rank.
-    pub fn other_image_step(&self) -> Option<u64> {
-        let updates = self.slots.iter().any(|slot| slot.of_images);
+    /// What a checkpoint stores of [`Optimizer::image_step`]: `None` if it is [`Optimizer::step`], or if no encoder or connector is trained.
+    pub fn stored_image_step(&self) -> Option<u64> {
+        let updates = self.slots.iter().any(|slot| slot.vision);
         Some(self.image_step).filter(|step| updates && *step != self.step)
     }
 

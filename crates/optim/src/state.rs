@@ -13,8 +13,8 @@ pub struct Slot {
     pub decay: bool,
     /// Its learning rate divided by that of the run.
     pub lr_scale: f64,
-    /// Whether only steps with images update it, as it has no gradient in others.
-    pub of_images: bool,
+    /// Whether it belongs to an image encoder or a connector: only steps with images update it, as it has no gradient in others.
+    pub vision: bool,
 }
 
 impl Slot {

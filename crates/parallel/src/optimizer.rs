@@ -14,7 +14,7 @@ pub fn slots(specs: &[ParamSpec]) -> Vec<Slot> {
         shape: spec.shape.clone(),
         decay: spec.decay,
         lr_scale: spec.lr_scale,
-        of_images: spec.of_images,
+        vision: spec.vision,
     };
     specs.iter().map(slot).collect()
 }

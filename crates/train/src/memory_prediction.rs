@@ -136,7 +136,7 @@ pub struct OptimizerState(Vec<Slot>);
 impl OptimizerState {
     /// For trained tensors of these names and shapes.
     pub(crate) fn new(tensors: Vec<(String, Vec<usize>)>) -> Self {
-        let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0, of_images: false };
+        let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0, vision: false };
         Self(tensors.into_iter().map(slot).collect())
     }
 

@@ -49,7 +49,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let (began, before) = (Instant::now(), session.done.saving);
     session.metrics.as_ref().map_or(Ok(()), MetricsWriter::sync)?;
     session.state.optimizer_step = session.optimizer.step;
-    session.state.optimizer_image_step = session.optimizer.other_image_step();
+    session.state.optimizer_image_step = session.optimizer.stored_image_step();
     session.state.optimizer_scalars = session.optimizer.scalars();
     session.state.sampler = serde_json::to_value(session.sampler.state())
         .map_err(|error| Error::checkpoint("the position in the data cannot be written").caused_by(error))?;

@@ -39,18 +39,9 @@ pub(crate) struct TileSums {
     pub(crate) to: [*mut f32; 4],
     /// Bytes from one row to the next, in both.
     pub(crate) apart: usize,
-    /// How many bytes of each run of the next sums a step asks for, at most 256, or 512 if numbers are split.
-    pub(crate) ahead: usize,
 }
 
 impl TileSums {
-    /// Bytes of the next sums for each step, so that `steps` of them ask for thirty-two rows: whole lines of memory.
-    pub(crate) const fn ahead(steps: usize, most: usize) -> usize {
-        const LINE: usize = 64;
-        let each = (32 * LINE).div_ceil(if steps == 0 { 1 } else { steps }).next_multiple_of(LINE);
-        if each < most { each } else { most }
-    }
-
     /// Four places: `down` floats from the upper tiles to the lower, `right` from the left to the right.
     pub(crate) const fn places(first: *mut f32, down: usize, right: usize) -> [*mut f32; 4] {
         let lower = first.wrapping_add(down);
@@ -360,6 +351,13 @@ mod tiles {
         };
     }
 
+    /// Sums, and how many bytes of each run of the next ones a step goes ahead.
+    #[repr(C)]
+    struct Ahead {
+        sums: TileSums,
+        each: usize,
+    }
+
     /// The tile registers of a thread, in use until this is dropped.
     pub(crate) struct Tiles(std::marker::PhantomData<*const ()>);
 
@@ -387,11 +385,11 @@ mod tiles {
             unsafe { multiply_all!(streamed, [ROW, BYTES], sums, parts, size, [std::ptr::null(); 2]) }
         }
 
-        /// As [`Tiles::add_products`], of parts whose rows are packed. Meanwhile, each step asks for [`TileSums::ahead`] bytes of
-        /// each run of `next`, which need not be there.
+        /// As [`Tiles::add_products`], of parts whose rows are packed, and whose columns may be `split`. Meanwhile, asks for thirty-two rows of
+        /// sums at each place of `next`, or for most of them; they need not be there.
         ///
         /// # Safety
-        /// As there, but of rows, there are `steps` times 2,048 bytes.
+        /// As there, but of rows, there are `steps` times 2,048 bytes, and of split columns [`SPLIT`] times the bytes.
         #[inline]
         #[allow(clippy::unused_self, reason = "it shows that the registers are configured")]
         pub(crate) unsafe fn add_packed_products(
@@ -399,27 +397,21 @@ mod tiles {
             sums: &TileSums,
             parts: &[TilePart],
             size: [usize; 2],
+            split: bool,
             next: [*const f32; 2],
         ) {
-            // SAFETY: as there.
-            unsafe { multiply_all!(packed, [2 * BYTES, BYTES], sums, parts, size, next) }
-        }
-
-        /// As [`Tiles::add_packed_products`], of parts whose columns are split.
-        ///
-        /// # Safety
-        /// As there, with [`SPLIT`] times the bytes of columns.
-        #[inline]
-        #[allow(clippy::unused_self, reason = "it shows that the registers are configured")]
-        pub(crate) unsafe fn add_split_products(
-            &self,
-            sums: &TileSums,
-            parts: &[TilePart],
-            size: [usize; 2],
-            next: [*const f32; 2],
-        ) {
-            // SAFETY: as there.
-            unsafe { multiply_all!(split, [2 * BYTES, SPLIT * BYTES], sums, parts, size, next) }
+            let steps = parts.iter().map(|part| part.steps).sum::<usize>().max(1);
+            // Whole lines of memory, at most as many as a step asks for.
+            let each = (2 * BYTES).div_ceil(steps).next_multiple_of(64).min(if split { 512 } else { 256 });
+            let sums = &Ahead { sums: *sums, each };
+            // SAFETY: as there; `Ahead` begins with the sums.
+            unsafe {
+                if split {
+                    multiply_all!(split, [2 * BYTES, SPLIT * BYTES], sums, parts, size, next);
+                } else {
+                    multiply_all!(packed, [2 * BYTES, BYTES], sums, parts, size, next);
+                }
+            }
         }
     }
 
@@ -463,18 +455,7 @@ mod tiles {
             _: &TileSums,
             _: &[TilePart],
             _: [usize; 2],
-            _: [*const f32; 2],
-        ) {
-            match *self {}
-        }
-
-        /// # Safety
-        /// None.
-        pub(crate) unsafe fn add_split_products(
-            &self,
-            _: &TileSums,
-            _: &[TilePart],
-            _: [usize; 2],
+            _: bool,
             _: [*const f32; 2],
         ) {
             match *self {}

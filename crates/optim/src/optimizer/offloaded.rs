@@ -84,7 +84,7 @@ pub(super) fn update(
     rate: f64,
 ) {
     let mut pieces = optimizer.pieces();
-    pieces.retain(|piece| optimizer.images || !optimizer.slots[optimizer.parts[piece.part].slot].of_images);
+    pieces.retain(|piece| optimizer.images || !optimizer.slots[optimizer.parts[piece.part].slot].vision);
     let mut next = pieces.first().map(|piece| optimizer.fetch(piece));
     let mut storing = Vec::new();
     let mut wide = FloatBuffer::default();
@@ -106,7 +106,7 @@ pub(super) fn update(
                 wide.view()
             }
         };
-        let step = if slot.of_images { optimizer.image_step } else { optimizer.step };
+        let step = if slot.vision { optimizer.image_step } else { optimizer.step };
         let (rate, state_of) = (rate * slot.lr_scale, &mut state[..]);
         optimizer.rule.update(TensorUpdate { slot, values, grads, factor, rate, step, state: state_of });
         // Replacing `storing` waits for the copy before this one, which has had the time of an update.

@@ -18,8 +18,8 @@ fn slots() -> (Vec<Slot>, Vec<usize>) {
     ];
     let slot = |(name, shape): &(&str, &[usize])| {
         let decay = shape.len() > 1;
-        let (lr_scale, of_images) = (if decay { 1.0 } else { 2.0 }, name.starts_with("one"));
-        Slot { name: (*name).to_owned(), shape: shape.to_vec(), decay, lr_scale, of_images }
+        let (lr_scale, vision) = (if decay { 1.0 } else { 2.0 }, name.starts_with("one"));
+        Slot { name: (*name).to_owned(), shape: shape.to_vec(), decay, lr_scale, vision }
     };
     let slots: Vec<Slot> = shapes.iter().map(slot).collect();
     let ends = |count: usize| slots[..count].iter().map(Slot::count).sum();
@@ -146,7 +146,7 @@ fn a_step_without_images_does_not_exist_for_tensors_of_images() {
     for &optim in Optim::ALL {
         let train = TrainConfig { optim, weight_decay: 0.1, ..TrainConfig::default() };
         let start: Vec<f32> = (0..length).map(|index| number(1, index)).collect();
-        let images = slots.iter().filter(|slot| slot.of_images).cloned().collect();
+        let images = slots.iter().filter(|slot| slot.vision).cloned().collect();
         let (mut all, mut alone) = (start.clone(), start[own.clone()].to_vec());
         let mut of_all = Optimizer::new(rule(&train).unwrap(), slots.clone(), &all);
         let mut of_images = Optimizer::new(rule(&train).unwrap(), images, &alone);

@@ -60,7 +60,7 @@ impl<P: PairLanes> Operands for InTiles<P> {
                 steps: pairs / (STEP / 2),
             };
             let to = TileSums::places(to.first.wrapping_add(block * BLOCK), BLOCK, to.apart);
-            let sums = TileSums { from: [std::ptr::null(); 4], to, apart: ROW, ahead: 0 };
+            let sums = TileSums { from: [std::ptr::null(); 4], to, apart: ROW };
             // SAFETY: as the caller says; blocks are even in number, and rows and columns have these pairs.
             unsafe { engine.add_products(&sums, &[part], [2, x.count]) };
         }
@@ -85,7 +85,7 @@ impl<P: PairLanes> Operands for InTiles<P> {
             let from = if add { to.map(<*mut f32>::cast_const) } else { [std::ptr::null(); 4] };
             let size = [(features - row).div_ceil(LANES).min(2), x.count];
             // SAFETY: as the caller says; blocks are even in number, and features make whole tiles.
-            unsafe { engine.add_products(&TileSums { from, to, apart: ROW, ahead: 0 }, &[part], size) };
+            unsafe { engine.add_products(&TileSums { from, to, apart: ROW }, &[part], size) };
         }
     }
     #[inline(always)]

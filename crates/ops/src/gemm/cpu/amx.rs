@@ -384,15 +384,9 @@ unsafe fn add_products(
     const TILE: usize = LANES * LANES;
     let next = job.out.wrapping_add(next_panel * job.stride + next_row * LANES).cast_const();
     let next = [next, if panels == 2 { next.wrapping_add(job.stride) } else { next }];
-    let steps = parts.iter().map(|part| part.steps).sum();
-    let ahead = TileSums::ahead(steps, if job.order == Order::Split { 512 } else { 256 });
     // SAFETY: as the caller says.
     let add = |sums: &TileSums, parts: &[TilePart], size: [usize; 2]| unsafe {
-        if job.order == Order::Split {
-            tiles.add_split_products(sums, parts, size, next);
-        } else {
-            tiles.add_packed_products(sums, parts, size, next);
-        }
+        tiles.add_packed_products(sums, parts, size, job.order == Order::Split, next);
     };
     let at = p * job.stride + m * LANES;
     let out = job.out.wrapping_add(at);
@@ -415,7 +409,7 @@ unsafe fn add_products(
             let start = TileSums::places(from.cast_mut(), TILE, job.stride).map(<*mut f32>::cast_const);
             let to = TileSums::places(out, TILE, job.stride);
             let from = if zero { [std::ptr::null(); 4] } else { start };
-            add(&TileSums { from, to, apart: ROW, ahead }, parts, size);
+            add(&TileSums { from, to, apart: ROW }, parts, size);
             return;
         }
         if !zero {
@@ -426,7 +420,7 @@ unsafe fn add_products(
         }
         let to = TileSums::places(sums, TILE, GROUP * LANES);
         let from = if zero { [std::ptr::null(); 4] } else { to.map(<*mut f32>::cast_const) };
-        add(&TileSums { from, to, apart: ROW, ahead }, parts, size);
+        add(&TileSums { from, to, apart: ROW }, parts, size);
         for panel in 0..panels {
             let (from, to) = (sums.add(panel * GROUP * LANES), out.add(panel * job.stride));
             std::ptr::copy_nonoverlapping(from, to, rows * LANES);

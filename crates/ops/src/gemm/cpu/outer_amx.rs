@@ -91,13 +91,12 @@ unsafe fn outer_block<P: PairLanes>(job: &OuterJob, memory: Memory, [m0, m1]: [u
             let out = job.out.add(m0 * job.row + n * job.col);
             if job.col == 1 && rows % LANES == 0 && cols % LANES == 0 {
                 let to = TileSums::places(out, LANES * job.row, LANES);
-                let sums =
-                    TileSums { from: to.map(<*mut f32>::cast_const), to, apart: job.row * size_of::<f32>(), ahead: 0 };
+                let sums = TileSums { from: to.map(<*mut f32>::cast_const), to, apart: job.row * size_of::<f32>() };
                 tiles.add_products(&sums, &[part], size);
                 continue;
             }
             let to = TileSums::places(memory.sums, LANES * SIDE, LANES);
-            let sums = TileSums { from: [std::ptr::null(); 4], to, apart: SIDE * size_of::<f32>(), ahead: 0 };
+            let sums = TileSums { from: [std::ptr::null(); 4], to, apart: SIDE * size_of::<f32>() };
             tiles.add_products(&sums, &[part], size);
             for row in 0..rows {
                 for col in 0..cols {
