@@ -1,5 +1,5 @@
 //! Adapters on an image encoder, and settings beside them: what a run trains, all other commands read.
-use crate::pictures::{golden, seeing, write_rows};
+use crate::pictures::{encoder, golden, paired_with, seeing, write_rows};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use serde_json::{Value, json};
 use std::fs;
@@ -43,6 +43,50 @@ fn what_is_trained_of_an_encoder_is_evaluated_merged_and_exported() {
         let from = format!("tuning.adapter={}", fixture.path("out/adapter").display());
         let further = ["train", &config, &from, &format!("train.output_dir={}", fixture.path("further").display())];
         done(&further);
+    }
+}
+
+/// Trains with these lines, and holds the loss of the merged folder to that of the model and its adapter.
+fn merges_alike(name: &str, fixture: &Fixture, lines: &[&str]) {
+    let steps = ["train.max_steps: 3", "train.learning_rate: 0.02", "train.warmup_steps: 0", "gen.max_new_tokens: 2"];
+    let config = fixture.config("run", &[&steps[..], lines].concat());
+    let trained = train(&config, &[]);
+    assert!(trained.status.success(), "{name}: {}", said(&trained));
+    let config = config.display().to_string();
+    done(&["eval", &config]);
+    let (adapted, before) = (loss(fixture, "tuned"), loss(fixture, "base"));
+    assert!((adapted - before).abs() > 1e-3, "{name}: nothing was learned");
+    let merged = fixture.path("merged").display().to_string();
+    done(&["merge", &config, "--output", &merged, "--dtype", "float32"]);
+    // A pair in one folder needs no encoder of its own.
+    let plain = fixture.config("plain", &["gen.max_new_tokens: 2"]).display().to_string();
+    done(&["eval", &plain, "--base", "vision.load=true", &format!("model.name={merged}")]);
+    let found = loss(fixture, "base");
+    assert!((found - adapted).abs() < 1e-4, "{name}: {found} once merged, {adapted} before");
+}
+
+#[test]
+fn trained_connectors_and_blocks_of_every_kind_of_encoder_are_merged() {
+    let parts = ["tuning.freeze_connector: false", "tuning.vision_unfreeze_layers: 1"];
+    for name in ["qwen2_vl", "qwen3_5", "internvl", "mistral3", "gemma4"] {
+        merges_alike(name, &seeing(name), &parts);
+    }
+    let sized = |class: &str| json!({"image_processor_type": class, "size": {"height": 32, "width": 32}});
+    let edge = |class: &str| json!({"image_processor_type": class, "size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": true});
+    let pixtral = json!({"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 32}, "patch_size": {"height": 8, "width": 8}});
+    for (name, settings) in [
+        ("vit", sized("ViTImageProcessor")),
+        ("clip", edge("CLIPImageProcessor")),
+        ("dinov2", edge("BitImageProcessor")),
+        ("dinov2_registers", edge("BitImageProcessor")),
+        ("pixtral_alone", pixtral),
+    ] {
+        let fixture = paired_with(name, &settings);
+        merges_alike(
+            name,
+            &fixture,
+            &[&encoder(&fixture), "vision.connector: mlp", "tuning.vision_unfreeze_layers: 1"],
+        );
     }
 }
 

@@ -143,7 +143,7 @@ pub fn paired() -> Fixture {
 }
 
 /// A pair of the fixture's model and a golden encoder with this image processor, with captions.
-fn paired_with(name: &str, settings: &Value) -> Fixture {
+pub fn paired_with(name: &str, settings: &Value) -> Fixture {
     let fixture = Fixture::new();
     let encoder = fixture.path("encoder");
     copy(&golden(&format!("vision/{name}/model")), &encoder);

@@ -1,5 +1,6 @@
 //! Language models inside multimodal checkpoints: the models of `tests/golden/a`, wrapped as `tests/golden/wrapped` has it, in
 //! the names of Transformers' files and in those that it has in memory.
+mod makers;
 mod run;
 
 use crate::parity::{Forward, golden as plain, json};
