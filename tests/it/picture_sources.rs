@@ -268,6 +268,24 @@ fn an_evaluation_scores_answers_about_pictures() {
     write_rows(&fixture.path("val.jsonl"), (0..6).map(row));
     let whole = ["yes_no_accuracy", "yes_no_f1", "choice", "vqa_accuracy", "rouge1"].map(|name| (name, 1.0));
     learns_and_scores(&fixture, &["eval.metrics: [\"yes_no\", \"choice\", \"vqa_accuracy\", \"rouge\"]"], &whole);
+    // Of several people's answers the most frequent is trained on, and all count. Two of ten gave the first: each of the two sees one other
+    // who did, the eight see two, and three would be enough.
+    let fixture = seeing("llava");
+    let few = ["yes", "a", "b", "c", "d", "yes", "e", "f", "g", "h"];
+    let several = |number: usize| {
+        let (file, question, _) = rows[number % 2];
+        let of_all = |text: &str| json!({"answer": text, "answer_confidence": "yes"});
+        let answers: Vec<Value> = if number % 2 == 0 { few.map(of_all).into() } else { vec![json!("no"); 10] };
+        json!({"image": picture(file), "question": question, "answers": answers})
+    };
+    write_rows(&fixture.path("train.jsonl"), (0..60).map(several));
+    write_rows(&fixture.path("val.jsonl"), (0..2).map(several));
+    let accuracy = (8.0 * 2.0 / 3.0 + 2.0 / 3.0) / 10.0;
+    let wanted = [("vqa_accuracy", f64::midpoint(accuracy, 1.0)), ("exact_match", 1.0)];
+    learns_and_scores(&fixture, &["eval.metrics: [\"vqa_accuracy\", \"exact_match\"]"], &wanted);
+    let samples = fs::read_to_string(fixture.path("out/eval/samples.jsonl")).unwrap();
+    let first: Value = serde_json::from_str(samples.lines().next().unwrap()).unwrap();
+    assert_eq!((&first["reference"], &first["references"]), (&json!("yes"), &json!(few)));
     // A caption is compared with all of its image's, and the best one counts. CIDEr takes their mean: one of two captions has the same words
     // and pairs of words, and none has longer runs, which are half of the score.
     let fixture = paired();

@@ -175,7 +175,7 @@ macro_rules! row_forms {
             Alpaca = alpaca, "alpaca", "`{instruction, input, output}`.";
             PromptCompletion = prompt_completion, "prompt_completion", "`{prompt, completion}`: plain text, no template.";
             ChatTriple = chat_triple, "chat_triple", "`{system, user, assistant}`.";
-            Instruction = instruction, "instruction", "A question field and an answer field (`user`, `question`, … and `assistant`, `answer`, …).";
+            Instruction = instruction, "instruction", "A question field and an answer field (`user`, `question`, … and `assistant`, `answer`, …), or several people's `answers`.";
             Statement = statement, "statement", "`{image, caption, label}` with `relation` or `image_link`: whether a statement about an image is true (VSR).";
             Captions = captions, "captions", "`{image, caption}`: an image, or its web address in `image_url` or `url`, and its caption, or a list of captions.";
             Text = text, "text", "`{text}`: every token is trained on.";

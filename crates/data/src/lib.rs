@@ -13,6 +13,7 @@
 //! Chat templates run in [`template`]: jinja (compiles) -> `jinja_compat` (Python's filters) -> `jinja_limits` (size,
 //! time).
 mod answer_report;
+mod answers;
 mod archive;
 pub mod batch;
 mod bounded_tokenizer;

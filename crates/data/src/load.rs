@@ -366,7 +366,7 @@ impl Loader<'_> {
             counts.add_notes(notes, &place);
             let mut kept = None;
             match outcome {
-                Outcome::Kept { examples, pictures, truncated, limited } => {
+                Outcome::Kept { examples, pictures, answers, truncated, limited } => {
                     if examples.len() > 1 {
                         let lengths = examples.iter().map(|example| example.input_ids.len());
                         counts.turns.add_row(lengths, captions);
@@ -375,6 +375,7 @@ impl Loader<'_> {
                         states.add(&**files, &pictures);
                     }
                     writer.show(pictures);
+                    writer.answer(&answers);
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
                     counts.weightless += u64::from(weight == 0.0);
@@ -440,7 +441,7 @@ impl Loader<'_> {
     /// The key of an input in the token cache: a hash of all that its tokens depend on.
     fn key(&self, input: &Input) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 4").as_bytes());
+        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 5").as_bytes());
         hasher.update(self.encoder_hash().as_bytes());
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());

@@ -1,7 +1,9 @@
 //! Brings messages to the form that chat templates read. Tools and tool calls become what Transformers documents, also
 //! from the older `functions` and `function_call`. Fields that choose the turns to train on are removed.
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 
+use super::answers;
 use super::json_type::json_type;
 use super::numbers;
 use super::row_images;
@@ -24,6 +26,9 @@ pub struct Conversation {
     /// The pictures, in the order of the parts `{type: image}` that show them: each a file, relative to `data.image_dir`, or a
     /// `data:` URI.
     pub images: Vec<String>,
+    /// The answers of several people to the question, with which metrics compare a generation; empty if the row has
+    /// only the one that it trains on.
+    pub answers: Vec<String>,
 }
 
 impl Conversation {
@@ -45,12 +50,21 @@ impl Conversation {
         }
         let images = row_images::take(&mut messages, row)?;
         let template_kwargs = template_kwargs(row)?;
-        Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned, template_kwargs, images })
+        let asks_once = messages.iter().filter(|message| message["role"] == "assistant").count() == 1;
+        let answers = if asks_once { answers::take(row) } else { Vec::new() };
+        Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned, template_kwargs, images, answers })
+    }
+
+    /// Whether it trains on the first of several people's answers, because they all differ.
+    pub(super) fn is_undecided(&self) -> bool {
+        let trained = self.messages.last().and_then(|message| message["content"].as_str());
+        let different: BTreeSet<&String> = self.answers.iter().collect();
+        self.answers.len() > 1 && different.len() == self.answers.len() && trained == Some(&self.answers[0])
     }
 
     /// The conversation as a row of the form `messages`.
     pub(super) fn into_json(self) -> Value {
-        let Self { mut messages, tools, first_supervised, unlearned, template_kwargs, images } = self;
+        let Self { mut messages, tools, first_supervised, unlearned, template_kwargs, images, answers } = self;
         let silent = |(index, message): &(usize, &mut Value)| {
             unlearned.contains(index) || (*index < first_supervised && message["role"] == "assistant")
         };
@@ -61,6 +75,7 @@ impl Conversation {
         row.extend(
             (!images.is_empty()).then(|| ("images".to_owned(), images.into_iter().map(row_images::written).collect())),
         );
+        row.extend((!answers.is_empty()).then(|| (answers::FIELD.to_owned(), answers.into())));
         row.into()
     }
 }

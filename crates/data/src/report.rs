@@ -149,6 +149,9 @@ pub struct Counts {
     /// Rows whose text contains special tokens that stay tokens.
     #[serde(default)]
     pub kept_tokens: NamedRows,
+    /// Rows with several people's answers that all differ, and without another answer: the first is trained on.
+    #[serde(default)]
+    pub undecided: NamedRows,
     /// Rows left out because a picture of theirs cannot be read (`data.bad_images: skip`).
     #[serde(default)]
     pub bad_images: NamedRows,
@@ -169,6 +172,8 @@ pub struct Notes {
     pub split_tokens: Vec<String>,
     /// Whether its text contains special tokens that stay tokens.
     pub keeps_tokens: bool,
+    /// Whether it trains on the first of several people's answers, because they all differ.
+    pub undecided: bool,
 }
 
 impl Notes {
@@ -200,6 +205,9 @@ impl Counts {
                 }
             }
         }
+        if notes.undecided {
+            self.undecided.add(&place);
+        }
         if notes.keeps_tokens {
             self.kept_tokens.add(place);
         }
@@ -229,6 +237,7 @@ impl Counts {
             self.split_tokens.entry(name.clone()).or_default().merge(found);
         }
         self.kept_tokens.merge(&other.kept_tokens);
+        self.undecided.merge(&other.undecided);
         self.bad_images.merge(&other.bad_images);
         self.web.merge(&other.web);
     }
@@ -291,6 +300,8 @@ impl Counts {
             ));
         }
         warnings.extend(self.kept_tokens.warning(set, "have special tokens in the text, which stay special tokens"));
+        warnings
+            .extend(self.undecided.warning(set, "have several different answers, of which the first is trained on"));
         warnings
     }
 }

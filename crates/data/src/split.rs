@@ -209,19 +209,24 @@ impl Split {
         self.example(index).map(prompt_and_answer)
     }
 
-    /// The reference answers of an example: all captions of its picture, that of [`Self::prompt`] first; for any other
-    /// row, its one answer.
+    /// The texts with which a generation is compared: several people's answers to a question, all captions of a
+    /// picture with that of [`Self::prompt`] first, or the one answer of any other row.
     ///
     /// # Errors
-    /// As [`Self::example`].
-    pub fn answers(&self, index: usize) -> Result<Vec<Vec<u32>>> {
+    /// Those of [`Self::example`]; the tokenizer's decoder fails.
+    pub fn references(&self, index: usize, tokenizer: &Tokenizer) -> Result<Vec<String>> {
+        let (set, row) = self.at(index);
+        let answers = set.answers(row)?;
+        if !answers.is_empty() {
+            return Ok(answers);
+        }
         let examples = self.sequences(index)?.0.into_iter().rev();
         let mut parts = examples.map(prompt_and_answer);
         let Some((prompt, answer)) = parts.next() else { return Ok(Vec::new()) };
         let shows = self.shows(index);
         // Other renderings of a conversation have other prompts, so only captions share one.
         let others = parts.filter(|(other, _)| shows && *other == prompt).map(|(_, answer)| answer);
-        Ok(std::iter::once(answer).chain(others).collect())
+        std::iter::once(answer).chain(others).map(|ids| tokenizer.decode(&ids, true)).collect()
     }
 
     /// The label of a classification or regression example: a class, or the bits of an f32.

@@ -17,7 +17,7 @@ pub struct EvalExample {
     pub source: String,
     /// The text of the expected answer.
     pub reference: String,
-    /// All references, the expected answer first: an image may have several captions.
+    /// All references ([`Split::references`]): an image may have several captions, a question several people's answers.
     pub references: Vec<String>,
 }
 
@@ -52,11 +52,9 @@ impl RowGenerator<'_> {
         let (mut prompts, mut examples) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         let mut indices = Vec::with_capacity(rows.len());
         for row in rows {
-            let Some((prompt, _)) = self.dataset.question(self.split, row)? else { continue };
-            let answers = self.split.answers(row)?;
-            let references = answers.iter().map(|ids| self.dataset.tokenizer.decode(ids, true));
-            let references: Vec<String> = references.collect::<Result<_>>()?;
-            let reference = references.first().cloned().unwrap_or_default();
+            let Some((prompt, answer)) = self.dataset.question(self.split, row)? else { continue };
+            let reference = self.dataset.tokenizer.decode(&answer, true)?;
+            let references = self.split.references(row, &self.dataset.tokenizer)?;
             prompts.push(prompt);
             indices.push(row);
             let source = self.sources.get(row).cloned().unwrap_or_default();

@@ -111,13 +111,15 @@ impl Evaluation for Answers<'_> {
             let by_name = |field: &str| -> Map<String, Value> {
                 names.iter().zip(&by_model).map(|(name, line)| ((*name).to_owned(), line[field].clone())).collect()
             };
-            samples.push(
-                &json!({
-                    "row": index, "prompt": prompt, "reference": reference,
-                    "answers": by_name("answer"), "scores": by_name("scores"),
-                })
-                .to_string(),
-            )?;
+            let mut sample = json!({
+                "row": index, "prompt": prompt, "reference": reference,
+                "answers": by_name("answer"), "scores": by_name("scores"),
+            });
+            let references = split.references(index, tokenizer)?;
+            if references.len() > 1 {
+                sample["references"] = references.into();
+            }
+            samples.push(&sample.to_string())?;
             if let Some(prompt) = prompt.filter(|_| shown.len() < answers::ROWS) {
                 let mut pictures = if picture_bytes < PICTURE_BYTES { split.thumbnails(index)? } else { Vec::new() };
                 picture_bytes += pictures.iter().map(String::len).sum::<usize>();
