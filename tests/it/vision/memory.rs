@@ -1,9 +1,9 @@
 //! The memory that images take: what the plan predicts, and what the engine holds.
 use super::golden::Run;
 use super::{config, everything, trained_by};
-use crate::pictures::seeing;
-use crate::run::fixture::{said, tunesmith};
-use serde_json::Value;
+use crate::pictures::{picture, seeing, write_rows};
+use crate::run::fixture::{said, train, tunesmith};
+use serde_json::{Value, json};
 use std::sync::Arc;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::vision::{Features, VisionArch, VisionTraining};
@@ -184,4 +184,39 @@ fn a_trained_encoder_takes_more_than_a_frozen_one_and_features_less() {
     let last = of(VisionTraining { last_blocks: 1, ..VisionTraining::default() }, None);
     let cached = of(VisionTraining::default(), Some(Features::Encoder));
     assert!(cached < frozen && frozen < last && last < whole, "{cached} {frozen} {last} {whole}");
+}
+
+/// Sizes are chosen for the images of short rows too, not only for the longest rows, which may be text alone.
+#[test]
+fn measured_passes_hold_the_images_of_short_rows() {
+    let long = "a tree by the sea and a cat in the tree ".repeat(8);
+    let text = json!({"question": "what is it?", "answer": long});
+    let image = json!({"image": picture("rgb.png"), "question": "a", "answer": "b"});
+    let lines = [
+        "train.max_steps: 1",
+        "train.batch_size: auto",
+        "train.effective_batch: 48",
+        "train.grad_accum: auto",
+        "train.num_threads: 2",
+        "tuning.freeze_vision: false",
+        "tuning.freeze_connector: false",
+        "model.max_seq_len: 256",
+    ];
+    // What a pass of 768 tokens takes.
+    let measured = |rows: Vec<&Value>| {
+        let fixture = seeing("llava");
+        write_rows(&fixture.path("train.jsonl"), rows.into_iter().cycle().take(96).cloned());
+        let done = train(&fixture.config("run", &lines), &[]);
+        let text = said(&done);
+        assert!(done.status.success(), "{text}");
+        let line =
+            text.lines().find(|line| line.trim_start().starts_with("768 tokens")).unwrap_or_else(|| panic!("{text}"));
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words[3], "MiB", "{line}");
+        words[2].parse::<f64>().unwrap()
+    };
+    let [texts, images] = [&text, &image].map(|row| measured(vec![row]));
+    let both = measured([vec![&text], vec![&image; 15]].concat());
+    assert!(images > 1.1 * texts, "images take {images} MiB, texts {texts}");
+    assert!(both > 0.98 * images, "{both} MiB, and {images} without the texts");
 }

@@ -2,6 +2,7 @@
 //!
 //! Measuring does not change the run: weights, optimizer, and data stay as they are. Every step clears the gradients anyway,
 //! and dropout masks depend on counters, not on the state of a generator.
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -88,6 +89,8 @@ pub struct PassMeasurer<'a> {
     together: u64,
     /// Index and tokens of each row, longest first.
     rows: Vec<(u32, u32)>,
+    /// The rows with images, first those whose images take the largest share of their tokens.
+    image_rows: Vec<u32>,
     /// Bytes that the run allocates later, in addition to any pass.
     later: u64,
     /// Lowers the memory budget of the process by `later` and the margin until the measurer is dropped. Only one rank of each
@@ -103,6 +106,22 @@ pub struct PassMeasurer<'a> {
 struct Bytes {
     whole: u64,
     later: u64,
+}
+
+/// The rows with images, first those whose images take the largest share of their tokens.
+fn by_share_of_images(split: &Split, sampler: &Sampler, rows: &[(u32, u32)]) -> Vec<u32> {
+    if !split.has_pictures() {
+        return Vec::new();
+    }
+    let share = |&(row, tokens): &(u32, u32)| {
+        let parts = sampler.row(row as usize);
+        let shown = parts.iter().flat_map(|&part| split.pictures(part)).flatten();
+        let of_images: usize = shown.map(|shown| shown.runs.iter().map(Range::len).sum::<usize>().max(1)).sum();
+        (of_images > 0).then(|| (row, of_images as f64 / f64::from(tokens.max(1))))
+    };
+    let mut shares: Vec<(u32, f64)> = rows.iter().filter_map(share).collect();
+    shares.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    shares.into_iter().map(|(row, _)| row).collect()
 }
 
 impl<'a> PassMeasurer<'a> {
@@ -142,11 +161,24 @@ impl<'a> PassMeasurer<'a> {
         let tokens = |row: usize| sampler.row(row).iter().map(|&part| split.length(part)).sum::<usize>();
         let mut rows: Vec<(u32, u32)> = (0..sampler.rows()).map(|row| (row as u32, tokens(row) as u32)).collect();
         rows.sort_unstable_by_key(|&(row, tokens)| (std::cmp::Reverse(tokens), row));
+        let image_rows = by_share_of_images(split, sampler, &rows);
         // The budget belongs to the process: of ranks that share one, only the first lowers it.
         let holds = !comm.shares_memory() || comm.world().is_first();
         let budget = whole.saturating_sub(whole / MARGIN).saturating_sub(later);
         let scope = holds.then(|| Budget::new(model.device(), budget));
-        Self { model, split, sampler, comm, together, rows, later, _scope: scope, whole, passes: Vec::new() }
+        Self {
+            model,
+            split,
+            sampler,
+            comm,
+            together,
+            rows,
+            image_rows,
+            later,
+            _scope: scope,
+            whole,
+            passes: Vec::new(),
+        }
     }
 
     /// Tokens of every row, longest first.
@@ -170,7 +202,7 @@ impl<'a> PassMeasurer<'a> {
     }
 
     /// Measures a forward and backward pass over `tokens` tokens of the longest rows, all with a label. No pass with as many
-    /// tokens needs more memory.
+    /// tokens needs more memory: where short rows show more images, a pass over these counts if it needs more.
     ///
     /// Short passes are repeated, so that the time is that of a warm pass. If ranks share a process, the first rank alone
     /// measures the memory, which then counts once for each of them. For the time all run together.
@@ -202,6 +234,16 @@ impl<'a> PassMeasurer<'a> {
             let again = self.round(&batch, false)?;
             found = again.map(|(more, seconds)| (if apart { bytes } else { bytes.max(more) }, seconds));
             found = found.filter(|&(bytes, _)| within(bytes, self.later));
+        }
+        if let (Some((bytes, seconds)), Some(shows_more)) = (found, self.most_images(tokens, &batch)?) {
+            self.model.release();
+            found = Some((bytes, seconds));
+            // The second pass finds buffers of the first and may need a little more.
+            for _ in 0..2 {
+                let Some((bytes, _)) = found else { break };
+                let of_images = self.round(&shows_more, apart)?.map(|(more, _)| (bytes.max(more), seconds));
+                found = of_images.filter(|&(bytes, _)| within(bytes, self.later));
+            }
         }
         let found = found.map(|(bytes, seconds)| (bytes, fastest.min(seconds)));
         self.model.release();
@@ -252,8 +294,23 @@ impl<'a> PassMeasurer<'a> {
     /// # Errors
     /// The data cannot be read.
     pub fn worst(&self, tokens: usize) -> Result<Batch> {
+        self.filled(tokens, &mut self.rows.iter().map(|&(row, _)| row).cycle())
+    }
+
+    /// A batch of as many tokens that shows the most images; `None` if `longest`, the batch of the longest rows, shows as many.
+    fn most_images(&self, tokens: usize, longest: &Batch) -> Result<Option<Batch>> {
+        if self.image_rows.is_empty() {
+            return Ok(None);
+        }
+        let batch = self.filled(tokens, &mut self.image_rows.iter().copied().cycle())?;
+        let shown = |batch: &Batch| batch.images.iter().map(|image| image.rows().max(1)).sum::<usize>();
+        Ok((shown(&batch) > shown(longest)).then_some(batch))
+    }
+
+    /// A batch of these rows with `tokens` tokens in total; the last row is cut.
+    fn filled(&self, tokens: usize, rows: &mut dyn Iterator<Item = u32>) -> Result<Batch> {
         let mut worst = Batch { cu_seqlens: vec![0], ..Batch::default() };
-        for &(row, _) in self.rows.iter().cycle() {
+        for row in rows {
             let rest = tokens - worst.tokens.len();
             if rest == 0 {
                 break;
