@@ -95,13 +95,11 @@ pub(super) fn infer(
 ) -> Result<()> {
     let whole = match system {
         None => ClassifierInput::Text(prompt.to_owned()),
-        Some(system) => ClassifierInput::Chat(Conversation {
-            messages: vec![
-                json!({ "role": "system", "content": system }),
-                json!({ "role": "user", "content": prompt }),
-            ],
-            ..Conversation::default()
-        }),
+        Some(system) => {
+            let messages =
+                vec![json!({ "role": "system", "content": system }), json!({ "role": "user", "content": prompt })];
+            ClassifierInput::Chat(Conversation { messages, ..Conversation::default() }.into())
+        }
     };
     let found = classify(session, &[whole])?.remove(0);
     if as_json {

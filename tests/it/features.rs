@@ -1,9 +1,12 @@
 //! Damaged features of images: a run that reads them computes them again, with the same bits.
-use crate::pictures::{encoder, kept, paired};
-use crate::run::fixture::Fixture;
+use crate::pictures::{encoder, kept, paired, write_rows};
+use crate::run::fixture::{Fixture, said, tunesmith};
+use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Mutex;
+use std::time::Duration;
 use tunesmith::config;
 use tunesmith::data::Progress;
 use tunesmith::telemetry::progress::{Event, Observer};
@@ -165,4 +168,39 @@ fn a_cache_that_cannot_be_written_costs_its_speed_and_not_the_run() {
     // Who asks for the cache is told that there is none.
     let refused = notices(&fixture, "asked", &[&encoder, "vision.cache_features: true"], &|| ()).unwrap_err();
     assert_eq!(refused.kind(), Kind::Io, "{refused}");
+}
+
+#[test]
+fn copies_of_an_image_share_features_and_a_killed_encode_leaves_nothing_wrong() {
+    let fixture = paired();
+    // Behind the end of a PNG file, bytes mean nothing; but it is another image's file.
+    let image = fs::read(fixture.path("a.png")).unwrap();
+    let (all, different) = (900, 300);
+    for number in 0..all {
+        let bytes = [&image[..], &(number % different).to_string().into_bytes()].concat();
+        fs::write(fixture.path(&format!("{number}.png")), bytes).unwrap();
+    }
+    let row = |number: usize| json!({"image": format!("{number}.png"), "caption": if number.is_multiple_of(2) { "a cat" } else { "the sea" }});
+    write_rows(&fixture.path("train.jsonl"), (0..all).map(row));
+    write_rows(&fixture.path("val.jsonl"), (0..4).map(row));
+    let cache = |name: &str| format!("data.cache_dir: {}", fixture.path(name).display());
+    let config = fixture.config("run", &[&encoder(&fixture), &cache("cache")]);
+    let encode = || tunesmith(&["encode", config.to_str().unwrap()]);
+    for milliseconds in [60, 120, 180, 240, 300] {
+        let mut running = encode().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        let _ = running.kill(); // it may have ended
+        running.wait().unwrap();
+    }
+    let done = encode().output().unwrap();
+    assert!(done.status.success(), "{}", said(&done));
+    assert!(said(&done).contains(&format!("features of {different} images")), "{}", said(&done));
+    let folder = fs::read_dir(fixture.path("cache/features")).unwrap().next().unwrap().unwrap().path();
+    let names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(names.iter().all(|name| Path::new(name).extension().is_some_and(|end| end == "safetensors")), "{names:?}");
+    let short = [&*encoder(&fixture), "train.max_steps: 3", "train.eval_strategy: no", "train.num_train_epochs: UNSET"];
+    let killed = kept(&fixture, "killed", "cache", &short);
+    let each = kept(&fixture, "each", "none", &[&short[..], &["vision.cache_features: false"]].concat());
+    assert!(killed.0 == each.0 && killed.1 == each.1, "{}", killed.2);
+    assert!(!killed.2.contains("computed now") || killed.2.contains(" 0 of them computed now"), "{}", killed.2);
 }

@@ -295,6 +295,13 @@ fn thinking_is_a_variable_of_the_template() {
     assert_eq!(tokens(&["--no-thinking"]), plain + 3);
     assert_eq!(tokens(&["--no-thinking", "--reasoning-effort", "cba"]), plain + 6);
     assert_eq!(tokens(&["data.chat_template_kwargs={enable_thinking: false}"]), plain + 3);
+    // `chat` has the same flags.
+    std::fs::write(&template, "{% if enable_thinking %}{{ raise_exception('it thinks') }}{% endif %}").unwrap();
+    for (flags, thinks) in [(&[][..], false), (&["--no-thinking"], false), (&["--thinking"], true)] {
+        let fixed = ["chat", "--model", model.to_str().unwrap(), "--max-new-tokens", "2", &path];
+        let talked = run(&[&fixed[..], flags].concat(), "a\n");
+        assert_eq!(said(&talked).contains("it thinks"), thinks, "{}", said(&talked));
+    }
     for (flag, name) in [("--no-thinking", "enable_thinking"), ("--reasoning-effort=low", "reasoning_effort")] {
         let output = run(&["infer", "--model", model.to_str().unwrap(), "--prompt", "a", flag], "");
         assert_eq!(output.status.code(), Some(2), "{}", said(&output));

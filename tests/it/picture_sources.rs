@@ -275,7 +275,7 @@ fn an_evaluation_scores_answers_about_pictures() {
     let several = |number: usize| {
         let (file, question, _) = rows[number % 2];
         let of_all = |text: &str| json!({"answer": text, "answer_confidence": "yes"});
-        let answers: Vec<Value> = if number % 2 == 0 { few.map(of_all).into() } else { vec![json!("no"); 10] };
+        let answers: Vec<Value> = if number.is_multiple_of(2) { few.map(of_all).into() } else { vec![json!("no"); 10] };
         json!({"image": picture(file), "question": question, "answers": answers})
     };
     write_rows(&fixture.path("train.jsonl"), (0..60).map(several));

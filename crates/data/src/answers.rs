@@ -21,7 +21,9 @@ pub fn take(row: &mut Map<String, Value>) -> Vec<String> {
 /// The most frequent answer; of several, the one that comes first. `None` if there is no answer.
 pub fn most_frequent<'a>(answers: &[&'a str]) -> Option<&'a str> {
     let mut times: HashMap<&str, usize> = HashMap::new();
-    answers.iter().for_each(|text| *times.entry(text).or_default() += 1);
+    for &text in answers {
+        *times.entry(text).or_default() += 1;
+    }
     let most = times.values().max()?;
     answers.iter().copied().find(|text| times[text] == *most)
 }

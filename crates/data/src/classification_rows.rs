@@ -17,7 +17,7 @@ pub enum ClassifierInput {
     /// Plain text, tokenized without a template.
     Text(String),
     /// A conversation, which the chat template renders.
-    Chat(Conversation),
+    Chat(Box<Conversation>),
 }
 
 impl ClassifierInput {
@@ -28,7 +28,9 @@ impl ClassifierInput {
     pub fn parse(row: &mut Map<String, Value>) -> Result<Self> {
         let field = one_of(row, &TEXT, "text")?;
         match (field, row.get_mut(field).map(Value::take)) {
-            ("messages", Some(Value::Array(messages))) => Conversation::new(messages, row, 0).map(Self::Chat),
+            ("messages", Some(Value::Array(messages))) => {
+                Conversation::new(messages, row, 0).map(|conversation| Self::Chat(conversation.into()))
+            }
             (field, Some(Value::String(text))) if field != "messages" => {
                 row_images::refuse_beside_label(row)?;
                 Ok(Self::Text(text))

@@ -112,9 +112,8 @@ fn of_input(input: &Input) -> Option<Question> {
         Ok(())
     });
     match found? {
-        Row::Chat(conversation) | Row::Labeled { input: ClassifierInput::Chat(conversation), .. } => {
-            of_turns(&conversation)
-        }
+        Row::Chat(conversation) => of_turns(&conversation),
+        Row::Labeled { input: ClassifierInput::Chat(conversation), .. } => of_turns(&conversation),
         Row::Completion { prompt: question, .. } | Row::Labeled { input: ClassifierInput::Text(question), .. } => {
             Some(Question { system: None, question, chat: false, images: Vec::new() })
         }

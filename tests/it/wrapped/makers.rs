@@ -89,7 +89,7 @@ fn such_a_model_trains_on_images_as_its_dequantized_weights_do() {
         let fixture = pictures::seeing("qwen3_vl");
         wrap(case, &fixture.path("model"));
         let row = |answer: &str| json!({"image": picture("rgb.png"), "question": "what is it?", "answer": answer});
-        write_rows(&fixture.path("train.jsonl"), ["a cat", "the sea", "a tree"].map(row).into_iter());
+        write_rows(&fixture.path("train.jsonl"), ["a cat", "the sea", "a tree"].map(row));
         let lines = ["train.max_steps: 2", "tuning.freeze_connector: false", "train.eval_strategy: no"];
         let mut adapters = Vec::new();
         for quantization in ["auto", "none"] {
