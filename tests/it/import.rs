@@ -335,6 +335,7 @@ fn rows_that_cannot_be_read_as_they_are_are_named() {
 fn rows_and_settings_of_pictures_become_ours() {
     let data = folder().join("data").display().to_string();
     let rows = format!("dataset_dir: {data}\ndataset: pictures\n");
+    let told = format!("dataset_dir: {data}\ndataset: told\n");
     let made = imported(Toolkit::LlamaFactory, &format!("{rows}media_dir: img\nfreeze_vision_tower: true\n"));
     assert!(made.refused.is_empty() && value(&made, "data.train_path")[0].as_str().unwrap().ends_with("pictures.json"));
     assert_eq!(value(&made, "data.image_dir"), "img");
@@ -345,6 +346,15 @@ fn rows_and_settings_of_pictures_become_ours() {
     let other = "freeze_vision_tower: false\nfreeze_multi_modal_projector: false\nfreeze_language_model: true\nimage_max_pixels: 3000\n";
     let made = imported(Toolkit::LlamaFactory, &format!("{rows}{other}"));
     assert_eq!(of(&made), [Value::Bool(false), Value::Bool(false), Value::Bool(true)]);
+    assert_eq!(value(&made, "vision.max_pixels"), 3000);
+    // Its default limit is lower than that of the models.
+    for (template, rows, pixels) in
+        [("qwen2_vl", &rows, json!(589_824)), ("llava", &rows, Value::Null), ("qwen3_5", &told, Value::Null)]
+    {
+        let made = imported(Toolkit::LlamaFactory, &format!("{rows}template: {template}\n"));
+        assert_eq!(value(&made, "vision.max_pixels"), pixels, "{template}");
+    }
+    let made = imported(Toolkit::LlamaFactory, &format!("{rows}{other}template: qwen2_vl\n"));
     assert_eq!(value(&made, "vision.max_pixels"), 3000);
     let made = imported(Toolkit::Axolotl, "freeze_mm_modules: false\nprocessor_type: AutoProcessor\nimage_size: 512\n");
     assert_eq!(of(&made)[..2], [Value::Bool(false), Value::Bool(false)]);

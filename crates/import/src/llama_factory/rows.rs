@@ -73,6 +73,10 @@ fn info(import: &Import, folder: &str) -> Result<(PathBuf, Json)> {
     Ok((folder, json))
 }
 
+/// Templates of models whose processor sizes images by their number of pixels.
+const SIZED_BY_PIXELS: [&str; 6] =
+    ["qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "qwen3_5", "qwen3_5_nothink", "qwen3_6"];
+
 fn one(
     import: &mut Import,
     key: &str,
@@ -112,6 +116,11 @@ fn one(
             import.unsupported(&format!("{key}.{name}.columns.{media}"), MEDIA);
             return None;
         }
+    }
+    let sized_by_pixels = import.word("template").is_some_and(|name| SIZED_BY_PIXELS.contains(&name.as_str()));
+    if sized_by_pixels && !json["columns"]["images"].is_null() && import.written("vision.max_pixels").is_none() {
+        let why = "its default for image_max_pixels; the model's own limit may take many more tokens";
+        import.default("vision.max_pixels", Node::Int(768 * 768), why);
     }
     if json["columns"]["images"].as_str().is_some_and(|column| !["images", "image"].contains(&column)) {
         import.unsupported(&format!("{key}.{name}.columns.images"), "rename the field to images");
