@@ -72,8 +72,8 @@ pub(super) enum Outcome {
         examples: Vec<Example>,
         /// The pictures that each example shows.
         pictures: Vec<Vec<Shown>>,
-        /// The answers of several people to the row's question ([`Conversation::answers`]).
-        answers: Vec<String>,
+        /// The texts with which a generation is compared ([`Conversation::references`]).
+        references: Vec<String>,
         /// Whether an example was truncated, or one of several was left out as too long.
         truncated: bool,
         /// Whether `max_turn_growth` leaves out the first turns of a conversation.
@@ -109,8 +109,8 @@ struct TokenizedRow {
     notes: Notes,
     /// The pictures of each example; empty if none shows any.
     pictures: Vec<Vec<Shown>>,
-    /// As [`Outcome::Kept::answers`].
-    answers: Vec<String>,
+    /// As [`Outcome::Kept::references`].
+    references: Vec<String>,
 }
 
 /// Turns rows into examples. Many threads use one encoder.
@@ -235,7 +235,7 @@ impl Encoder {
         }
         // What stands for pictures changes the text, so that the messages' own special tokens cannot be found in it.
         let split = self.options.split_special_tokens && shown.is_none();
-        let mut row = TokenizedRow { answers: conversation.answers.clone(), ..TokenizedRow::default() };
+        let mut row = TokenizedRow { references: conversation.references.clone(), ..TokenizedRow::default() };
         let (mut renderings, mut last) = (Vec::new(), None);
         let (mut tokens, mut longest) = (0, 0);
         let special_texts = self.tokenizer.special_texts();
@@ -276,7 +276,7 @@ impl Encoder {
         row.examples.reverse();
         row.pictures.reverse();
         template_coverage::check_calls(template, conversation, &renderings)?;
-        row.notes.undecided = conversation.is_undecided();
+        row.notes.undecided = conversation.undecided;
         row.notes.unwritten = template_coverage::unwritten(template, conversation, &last.unwrap_or_default());
         Ok(row)
     }
@@ -352,7 +352,7 @@ impl Encoder {
     }
 
     fn cut(&self, row: TokenizedRow, cut_later: bool, target: Option<i32>) -> Outcome {
-        let TokenizedRow { examples, longest, mut truncated, limited, pictures, answers, cuts_picture, .. } = row;
+        let TokenizedRow { examples, longest, mut truncated, limited, pictures, references, cuts_picture, .. } = row;
         if self.options.min_length.is_some_and(|minimum| longest < minimum) {
             return Outcome::BelowMinimum;
         }
@@ -376,7 +376,7 @@ impl Encoder {
         match kept.is_empty() {
             true if truncated && (cuts_picture || self.options.truncation == Truncation::Drop) => Outcome::TooLong,
             true => Outcome::Unlabeled { truncated },
-            false => Outcome::Kept { examples: kept, pictures: shown, answers, truncated, limited },
+            false => Outcome::Kept { examples: kept, pictures: shown, references, truncated, limited },
         }
     }
 }

@@ -366,7 +366,7 @@ impl Loader<'_> {
             counts.add_notes(notes, &place);
             let mut kept = None;
             match outcome {
-                Outcome::Kept { examples, pictures, answers, truncated, limited } => {
+                Outcome::Kept { examples, pictures, references, truncated, limited } => {
                     if examples.len() > 1 {
                         let lengths = examples.iter().map(|example| example.input_ids.len());
                         counts.turns.add_row(lengths, captions);
@@ -375,7 +375,7 @@ impl Loader<'_> {
                         states.add(&**files, &pictures);
                     }
                     writer.show(pictures);
-                    writer.answer(&answers);
+                    writer.compare_with(&references);
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
                     counts.weightless += u64::from(weight == 0.0);

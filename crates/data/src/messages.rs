@@ -1,9 +1,7 @@
 //! Brings messages to the form that chat templates read. Tools and tool calls become what Transformers documents, also
 //! from the older `functions` and `function_call`. Fields that choose the turns to train on are removed.
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
 
-use super::answers;
 use super::json_type::json_type;
 use super::numbers;
 use super::row_images;
@@ -26,9 +24,11 @@ pub struct Conversation {
     /// The pictures, in the order of the parts `{type: image}` that show them: each a file, relative to `data.image_dir`, or a
     /// `data:` URI.
     pub images: Vec<String>,
-    /// The answers of several people to the question, with which metrics compare a generation; empty if the row has
-    /// only the one that it trains on.
-    pub answers: Vec<String>,
+    /// The texts with which metrics compare a generation, such as several people's answers; empty if there is only the
+    /// one that the row trains on.
+    pub references: Vec<String>,
+    /// Whether it trains on the first of several people's answers, because they all differ.
+    pub undecided: bool,
 }
 
 impl Conversation {
@@ -50,21 +50,13 @@ impl Conversation {
         }
         let images = row_images::take(&mut messages, row)?;
         let template_kwargs = template_kwargs(row)?;
-        let asks_once = messages.iter().filter(|message| message["role"] == "assistant").count() == 1;
-        let answers = if asks_once { answers::take(row) } else { Vec::new() };
-        Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned, template_kwargs, images, answers })
-    }
-
-    /// Whether it trains on the first of several people's answers, because they all differ.
-    pub(super) fn is_undecided(&self) -> bool {
-        let trained = self.messages.last().and_then(|message| message["content"].as_str());
-        let different: BTreeSet<&String> = self.answers.iter().collect();
-        self.answers.len() > 1 && different.len() == self.answers.len() && trained == Some(&self.answers[0])
+        let (references, tools) = (references(row)?, tools(row)?);
+        Ok(Self { messages, tools, first_supervised, unlearned, template_kwargs, images, references, undecided: false })
     }
 
     /// The conversation as a row of the form `messages`.
     pub(super) fn into_json(self) -> Value {
-        let Self { mut messages, tools, first_supervised, unlearned, template_kwargs, images, answers } = self;
+        let Self { mut messages, tools, first_supervised, unlearned, template_kwargs, images, references, .. } = self;
         let silent = |(index, message): &(usize, &mut Value)| {
             unlearned.contains(index) || (*index < first_supervised && message["role"] == "assistant")
         };
@@ -75,9 +67,19 @@ impl Conversation {
         row.extend(
             (!images.is_empty()).then(|| ("images".to_owned(), images.into_iter().map(row_images::written).collect())),
         );
-        row.extend((!answers.is_empty()).then(|| (answers::FIELD.to_owned(), answers.into())));
+        row.extend((!references.is_empty()).then(|| (REFERENCES.to_owned(), references.into())));
         row.into()
     }
+}
+
+/// A row's field with the texts that metrics compare a generation with.
+const REFERENCES: &str = "reference_answers";
+
+/// Takes the references from a row; empty if it has none.
+fn references(row: &mut Map<String, Value>) -> Result<Vec<String>> {
+    let Some(found) = row.shift_remove(REFERENCES).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+    let texts = found.as_array().and_then(|items| items.iter().map(|item| item.as_str().map(str::to_owned)).collect());
+    texts.ok_or_else(|| Error::data(format!("{REFERENCES:?} is {}, expected a list of strings", json_type(&found))))
 }
 
 /// A row's field with variables for the template, as in TRL.

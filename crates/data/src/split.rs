@@ -209,16 +209,16 @@ impl Split {
         self.example(index).map(prompt_and_answer)
     }
 
-    /// The texts with which a generation is compared: several people's answers to a question, all captions of a
-    /// picture with that of [`Self::prompt`] first, or the one answer of any other row.
+    /// The texts with which a generation is compared: a row's references, such as several people's answers; all captions
+    /// of a picture, that of [`Self::prompt`] first; or the one answer of any other row.
     ///
     /// # Errors
     /// Those of [`Self::example`]; the tokenizer's decoder fails.
     pub fn references(&self, index: usize, tokenizer: &Tokenizer) -> Result<Vec<String>> {
         let (set, row) = self.at(index);
-        let answers = set.answers(row)?;
-        if !answers.is_empty() {
-            return Ok(answers);
+        let references = set.references(row)?;
+        if !references.is_empty() {
+            return Ok(references);
         }
         let examples = self.sequences(index)?.0.into_iter().rev();
         let mut parts = examples.map(prompt_and_answer);

@@ -13,13 +13,13 @@
 //!            labels, if any differs from its id
 //!            the label of a classification or regression, if there is one
 //!            the loss weight as f32, if it is not 1
-//!            answers of several people as JSON, filled up with spaces to a multiple of 4 bytes
+//!            the references of a generation as JSON, filled up with spaces to a multiple of 4 bytes
 //! sizes    per row two u32:
 //!            tokens, 0 for a row that was left out; bit 31: has labels beside the ids; bit 30: has a loss weight;
 //!              bit 29: has a label for classification or regression; bit 28: has several examples
 //!            tokens with a label
-//! counts   JSON: the counts; where rows have images or several answers, a list of them, the images by row, and pairs of a
-//!            row and the words of its answers
+//! counts   JSON: the counts; where rows have images or references, a list of them, the images by row, and pairs of a
+//!            row and the words of its references
 //! trailer  u64 each: words in rows, number of rows, bytes of JSON
 //!          BLAKE3 of rows and sizes [32], BLAKE3 of all other parts [32]
 //! ```
@@ -84,8 +84,8 @@ impl Size {
 /// The number of a row, and the pictures of each of its examples.
 pub type RowPictures = (u32, Vec<Vec<Shown>>);
 
-/// The number of a row, and the u32 words that its answers take in the file.
-type RowAnswers = (u32, u32);
+/// The number of a row, and the u32 words that its references take in the file.
+type RowReferences = (u32, u32);
 
 /// The tokenized rows of an input, in the order of the files. Rows that were left out have no tokens.
 #[derive(Debug)]
@@ -101,8 +101,8 @@ pub struct TokenSet {
     longest_of_several: usize,
     /// The pictures of each row that has some, by its examples, in the order of the rows.
     pictures: Vec<RowPictures>,
-    /// Each row with several people's answers, and how many words these take.
-    answers: Vec<RowAnswers>,
+    /// Each row with references, and how many words these take.
+    references: Vec<RowReferences>,
 }
 
 impl TokenSet {
@@ -150,13 +150,17 @@ impl TokenSet {
         if trailer[24..56] != content.as_bytes()[..] || trailer[56..] != whole.as_bytes()[..] {
             return None;
         }
-        let (counts, pictures, answers): (Counts, Vec<RowPictures>, Vec<RowAnswers>) = match json.first() {
+        let (counts, pictures, references): (Counts, Vec<RowPictures>, Vec<RowReferences>) = match json.first() {
             Some(b'[') => serde_json::from_slice(&json).ok()?,
             _ => (serde_json::from_slice(&json).ok()?, Vec::new(), Vec::new()),
         };
         let longest_of_several = counts.turns.longest as usize;
-        let (starts, _) = starts(&sizes, &answers);
-        let set = Self { starts, file, path: path.to_owned(), sizes, content, longest_of_several, pictures, answers };
+        let (starts, all) = starts(&sizes, &references);
+        if all != words {
+            return None;
+        }
+        let set =
+            Self { starts, file, path: path.to_owned(), sizes, content, longest_of_several, pictures, references };
         Some((set, counts))
     }
 
@@ -202,13 +206,13 @@ impl TokenSet {
         &self.pictures
     }
 
-    /// The answers of several people to the question of a row; empty if it has none.
+    /// The texts with which a generation for a row is compared; empty if it has only its own answer.
     ///
     /// # Errors
     /// Those of [`TokenSet::read`].
-    pub fn answers(&self, row: u32) -> Result<Vec<String>> {
-        let Ok(place) = self.answers.binary_search_by_key(&row, |(row, _)| *row) else { return Ok(Vec::new()) };
-        let mut json = vec![0; 4 * self.answers[place].1 as usize];
+    pub fn references(&self, row: u32) -> Result<Vec<String>> {
+        let Ok(place) = self.references.binary_search_by_key(&row, |(row, _)| *row) else { return Ok(Vec::new()) };
+        let mut json = vec![0; 4 * self.references[place].1 as usize];
         let start = self.starts[row as usize] + self.sizes[row as usize].words();
         read_at(&self.file, &mut json, HEADER as u64 + 4 * start)
             .and_then(|()| Ok(serde_json::from_slice(&json)?))
@@ -268,12 +272,12 @@ impl TokenSet {
 }
 
 /// Where each row starts, and the number of all words.
-fn starts(sizes: &[Size], answers: &[RowAnswers]) -> (Vec<u64>, u64) {
-    let (mut next, mut answers) = (0, answers.iter().peekable());
+fn starts(sizes: &[Size], references: &[RowReferences]) -> (Vec<u64>, u64) {
+    let (mut next, mut references) = (0, references.iter().peekable());
     let starts = sizes.iter().zip(0..).map(|(size, row)| {
         let here = next;
-        let of_answers = answers.next_if(|(of, _)| *of == row).map_or(0, |&(_, words)| u64::from(words));
-        next += size.words() + of_answers;
+        let beside = references.next_if(|(of, _)| *of == row).map_or(0, |&(_, words)| u64::from(words));
+        next += size.words() + beside;
         here
     });
     (starts.collect(), next)
@@ -358,26 +362,26 @@ mod tests {
     }
 
     #[test]
-    fn several_people_s_answers_stay_with_their_row() {
+    fn references_stay_with_their_row() {
         let row = |id: u32| Example { input_ids: vec![id, id + 1], labels: vec![IGNORE, id as i32 + 1] };
         let folder = tempfile::tempdir().unwrap();
         let key = blake3::hash(b"key");
         let target = path(folder.path(), &key);
         let mut writer = TokenWriter::cached(&target, &key).unwrap();
-        let answers =
+        let references =
             [vec![], vec!["net".to_owned(), "\u{fffd} \"n\u{e9}t\"\n".to_owned()], vec![], vec![String::new()], vec![]];
-        for (number, answers) in (0..).zip(&answers) {
-            writer.answer(answers);
+        for (number, texts) in (0..).zip(&references) {
+            writer.compare_with(texts);
             writer.push(Some((from_ref(&row(10 * number)), 0.5))).unwrap();
             writer.push(None).unwrap();
         }
         let written = writer.finish(&Counts::default()).unwrap();
         let (opened, _) = TokenSet::open(&target, &key).unwrap();
         for set in [written, opened] {
-            for (number, answers) in (0..).zip(&answers) {
+            for (number, texts) in (0..).zip(&references) {
                 assert_eq!(set.read(2 * number).unwrap(), (vec![row(10 * number)], 0.5));
-                assert_eq!(set.answers(2 * number).unwrap(), *answers);
-                assert!(set.answers(2 * number + 1).unwrap().is_empty());
+                assert_eq!(set.references(2 * number).unwrap(), *texts);
+                assert!(set.references(2 * number + 1).unwrap().is_empty());
             }
         }
     }

@@ -116,7 +116,7 @@ impl Evaluation for Answers<'_> {
                 "answers": by_name("answer"), "scores": by_name("scores"),
             });
             let references = split.references(index, tokenizer)?;
-            if references.len() > 1 {
+            if references != [sample["reference"].as_str().unwrap_or_default()] {
                 sample["references"] = references.into();
             }
             samples.push(&sample.to_string())?;

@@ -52,7 +52,7 @@ impl Encoder {
                 images: vec![image.to_owned()],
                 ..Conversation::default()
             };
-            let TokenizedRow { examples, longest, truncated, limited, cuts_picture, notes, pictures, answers: _ } =
+            let TokenizedRow { examples, longest, truncated, limited, cuts_picture, notes, pictures, references: _ } =
                 self.conversation(template, conversation)?;
             row.examples.extend(examples);
             row.pictures.extend(pictures);

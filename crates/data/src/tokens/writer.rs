@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::{
-    EXAMPLE_START, HAS_LABELS, HAS_SEVERAL, HAS_TARGET, HAS_WEIGHT, MAGIC, NO_LABEL, PIECE, RowAnswers, RowPictures,
+    EXAMPLE_START, HAS_LABELS, HAS_SEVERAL, HAS_TARGET, HAS_WEIGHT, MAGIC, NO_LABEL, PIECE, RowPictures, RowReferences,
     Size, TokenSet, hash_rest, starts,
 };
 use crate::batch::{Example, IGNORE};
@@ -25,9 +25,9 @@ pub struct TokenWriter {
     sizes: Vec<Size>,
     record: Vec<u8>,
     pictures: Vec<RowPictures>,
-    answers: Vec<RowAnswers>,
-    /// JSON of the answers of the row that is pushed next.
-    next_answers: Vec<u8>,
+    references: Vec<RowReferences>,
+    /// JSON of the references of the row that is pushed next.
+    next_references: Vec<u8>,
 }
 
 impl TokenWriter {
@@ -68,8 +68,8 @@ impl TokenWriter {
             sizes: Vec::new(),
             record: Vec::new(),
             pictures: Vec::new(),
-            answers: Vec::new(),
-            next_answers: Vec::new(),
+            references: Vec::new(),
+            next_references: Vec::new(),
         };
         writer.file.write_all(MAGIC)?;
         writer.file.write_all(key.as_bytes())?;
@@ -83,7 +83,7 @@ impl TokenWriter {
     /// [`tunesmith_base::Kind::Io`]: the file cannot be written. [`tunesmith_base::Kind::Data`]: more than 4 billion
     /// rows, or 260 million tokens in a row.
     pub fn push(&mut self, row: Option<(&[Example], f32)>) -> Result<()> {
-        let answers = std::mem::take(&mut self.next_answers);
+        let references = std::mem::take(&mut self.next_references);
         let Some((examples, weight)) = row else {
             self.sizes.push(Size::default());
             return Ok(());
@@ -125,9 +125,9 @@ impl TokenWriter {
             flags |= HAS_WEIGHT;
             self.record.extend(weight.to_le_bytes());
         }
-        if !answers.is_empty() {
-            self.answers.push((self.sizes.len() as u32, (answers.len() / 4) as u32));
-            self.record.extend(answers);
+        if !references.is_empty() {
+            self.references.push((self.sizes.len() as u32, (references.len() / 4) as u32));
+            self.record.extend(references);
         }
         let label_tokens = examples.iter().map(Example::label_tokens).sum::<usize>() as u32;
         self.sizes.push(Size { tokens: tokens as u32 | flags, label_tokens });
@@ -142,12 +142,12 @@ impl TokenWriter {
         }
     }
 
-    /// The answers of several people to the question of the row that is pushed next; empty for a row without them.
-    pub fn answer(&mut self, answers: &[String]) {
-        if !answers.is_empty() {
-            let mut json = serde_json::to_vec(answers).expect("texts are JSON");
+    /// The texts with which a generation for the row that is pushed next is compared; empty if it has only its own answer.
+    pub fn compare_with(&mut self, references: &[String]) {
+        if !references.is_empty() {
+            let mut json = serde_json::to_vec(references).expect("texts are JSON");
             json.resize(json.len().next_multiple_of(4), b' ');
-            self.next_answers = json;
+            self.next_references = json;
         }
     }
 
@@ -163,8 +163,8 @@ impl TokenWriter {
     pub fn finish(mut self, counts: &Counts) -> Result<TokenSet> {
         let sizes = std::mem::take(&mut self.sizes);
         let pictures = std::mem::take(&mut self.pictures);
-        let answers = std::mem::take(&mut self.answers);
-        let (starts, words) = starts(&sizes, &answers);
+        let references = std::mem::take(&mut self.references);
+        let (starts, words) = starts(&sizes, &references);
         let written = (|| {
             let mut numbers = Vec::with_capacity(PIECE);
             for piece in sizes.chunks(PIECE / 8) {
@@ -178,10 +178,10 @@ impl TokenWriter {
                 self.file.write_all(&numbers)?;
             }
             let content = self.hasher.finalize();
-            let json = if pictures.is_empty() && answers.is_empty() {
+            let json = if pictures.is_empty() && references.is_empty() {
                 serde_json::to_vec(counts)?
             } else {
-                serde_json::to_vec(&(counts, &pictures, &answers))?
+                serde_json::to_vec(&(counts, &pictures, &references))?
             };
             let lengths: Vec<u8> =
                 [words, sizes.len() as u64, json.len() as u64].iter().flat_map(|length| length.to_le_bytes()).collect();
@@ -198,7 +198,7 @@ impl TokenWriter {
         })();
         let (file, content) = written.map_err(|error| self.failed(&error))?;
         let longest_of_several = counts.turns.longest as usize;
-        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content, longest_of_several, pictures, answers })
+        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content, longest_of_several, pictures, references })
     }
 }
 

@@ -278,7 +278,7 @@ impl Metrics {
         self.count(Some((row, &[row.reference])), likelihood)
     }
 
-    /// Adds a row with several references, the first of which is also [`Row::reference`]. `CIDEr` has no score of a row alone.
+    /// Adds a row with several references, beside the expected answer in [`Row::reference`]. `CIDEr` has no score of a row alone.
     ///
     /// # Errors
     /// As [`Metrics::add`]; [`tunesmith_base::Kind::Data`]: there are no references.
