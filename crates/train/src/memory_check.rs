@@ -100,11 +100,12 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
             Checkpointing::Auto => Checkpointing::CHEAP,
             given @ Checkpointing::Blocks { .. } => given,
         };
+        measurer.limit_rows(rows);
         let fits = measurer.pass(tokens, checkpointing)?.fits();
         measurer.pass((tokens / 2).max(1), checkpointing)?;
         let line = Line::through(&measurer.passes);
         let before = memory::live(Device::Cpu);
-        let batch = measurer.worst(tokens)?;
+        let batch = measurer.heaviest(tokens, checkpointing)?;
         // The batch's images can be large. On the CPU they count as activations below.
         let read = if device == Device::Cpu { memory::live(device).saturating_sub(before) } else { 0 };
         drop(measurer);

@@ -49,6 +49,7 @@ pub fn choose(measurer: &mut PassMeasurer<'_>, request: &BatchRequest, memory: &
     let rows_of_step = request.rows_of_step(mean, lengths.len())?;
     let candidates = request.candidates(rows_of_step, lengths.len());
     let most_rows = candidates.last().copied().unwrap_or(1);
+    measurer.limit_rows(most_rows);
     // The largest pass that any micro-batch of `most_rows` rows can lead to.
     let whole: usize = lengths.iter().cycle().take(most_rows).sum();
     let largest = request.max_tokens_per_pass.map_or(whole, |limit| whole.min(limit.max(longest)));

@@ -2,6 +2,7 @@
 //!
 //! Measuring does not change the run: weights, optimizer, and data stay as they are. Every step clears the gradients anyway,
 //! and dropout masks depend on counters, not on the state of a generator.
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -89,8 +90,12 @@ pub struct PassMeasurer<'a> {
     together: u64,
     /// Index and tokens of each row, longest first.
     rows: Vec<(u32, u32)>,
-    /// The rows with images, first those whose images take the largest share of their tokens.
-    image_rows: Vec<u32>,
+    /// See [`ImageRow::orders`].
+    image_rows: [Vec<ImageRow>; 2],
+    /// Maximum rows of a pass.
+    most_rows: usize,
+    /// The passes that need the most memory with more images than the longest rows have.
+    of_images: Vec<(usize, Checkpointing)>,
     /// Bytes that the run allocates later, in addition to any pass.
     later: u64,
     /// Lowers the memory budget of the process by `later` and the margin until the measurer is dropped. Only one rank of each
@@ -108,20 +113,47 @@ struct Bytes {
     later: u64,
 }
 
-/// The rows with images, first those whose images take the largest share of their tokens.
-fn by_share_of_images(split: &Split, sampler: &Sampler, rows: &[(u32, u32)]) -> Vec<u32> {
-    if !split.has_pictures() {
-        return Vec::new();
+/// A row with images.
+#[derive(Debug, Clone, Copy)]
+struct ImageRow {
+    row: u32,
+    tokens: u32,
+    /// How many of its tokens are its images', at least one.
+    of_images: u32,
+}
+
+impl ImageRow {
+    /// The rows with images in two orders: by the share of their tokens that are images', and by their number.
+    fn orders(split: &Split, sampler: &Sampler, rows: &[(u32, u32)]) -> [Vec<Self>; 2] {
+        if !split.has_pictures() {
+            return Default::default();
+        }
+        let shows = |&(row, tokens): &(u32, u32)| {
+            let parts = sampler.row(row as usize);
+            let shown = parts.iter().flat_map(|&part| split.pictures(part)).flatten();
+            let of_images: usize = shown.map(|shown| shown.runs.iter().map(Range::len).sum::<usize>().max(1)).sum();
+            (of_images > 0).then_some(Self { row, tokens, of_images: of_images as u32 })
+        };
+        let mut by_number: Vec<Self> = rows.iter().filter_map(shows).collect();
+        by_number.sort_by_key(|row| Reverse(row.of_images));
+        let mut by_share = by_number.clone();
+        let share = |row: &Self| f64::from(row.of_images) / f64::from(row.tokens.max(1));
+        by_share.sort_by(|one, other| share(other).total_cmp(&share(one)));
+        [by_share, by_number]
     }
-    let share = |&(row, tokens): &(u32, u32)| {
-        let parts = sampler.row(row as usize);
-        let shown = parts.iter().flat_map(|&part| split.pictures(part)).flatten();
-        let of_images: usize = shown.map(|shown| shown.runs.iter().map(Range::len).sum::<usize>().max(1)).sum();
-        (of_images > 0).then(|| (row, of_images as f64 / f64::from(tokens.max(1))))
-    };
-    let mut shares: Vec<(u32, f64)> = rows.iter().filter_map(share).collect();
-    shares.sort_by(|(_, one), (_, other)| other.total_cmp(one));
-    shares.into_iter().map(|(row, _)| row).collect()
+
+    /// The first rows that have at most `tokens` tokens together, but no more than `most`, and how many tokens are images'.
+    fn fitting(order: &[Self], most: usize, tokens: usize) -> (Vec<Self>, usize) {
+        let mut rest = tokens;
+        let fits = |row: &&Self| {
+            let fits = row.tokens as usize <= rest;
+            rest -= if fits { row.tokens as usize } else { 0 };
+            fits
+        };
+        let rows: Vec<Self> = order.iter().filter(fits).take(most).copied().collect();
+        let of_images = rows.iter().map(|row| row.of_images as usize).sum();
+        (rows, of_images)
+    }
 }
 
 impl<'a> PassMeasurer<'a> {
@@ -160,8 +192,8 @@ impl<'a> PassMeasurer<'a> {
     ) -> Self {
         let tokens = |row: usize| sampler.row(row).iter().map(|&part| split.length(part)).sum::<usize>();
         let mut rows: Vec<(u32, u32)> = (0..sampler.rows()).map(|row| (row as u32, tokens(row) as u32)).collect();
-        rows.sort_unstable_by_key(|&(row, tokens)| (std::cmp::Reverse(tokens), row));
-        let image_rows = by_share_of_images(split, sampler, &rows);
+        rows.sort_unstable_by_key(|&(row, tokens)| (Reverse(tokens), row));
+        let image_rows = ImageRow::orders(split, sampler, &rows);
         // The budget belongs to the process: of ranks that share one, only the first lowers it.
         let holds = !comm.shares_memory() || comm.world().is_first();
         let budget = whole.saturating_sub(whole / MARGIN).saturating_sub(later);
@@ -174,11 +206,19 @@ impl<'a> PassMeasurer<'a> {
             together,
             rows,
             image_rows,
+            most_rows: 1,
+            of_images: Vec::new(),
             later,
             _scope: scope,
             whole,
             passes: Vec::new(),
         }
+    }
+
+    /// No pass will have more than `rows` rows; without this call, none has more than one. It matters only to rows with
+    /// images: a few more tokens would be a few more images.
+    pub const fn limit_rows(&mut self, rows: usize) {
+        self.most_rows = rows;
     }
 
     /// Tokens of every row, longest first.
@@ -202,7 +242,7 @@ impl<'a> PassMeasurer<'a> {
     }
 
     /// Measures a forward and backward pass over `tokens` tokens of the longest rows, all with a label. No pass with as many
-    /// tokens needs more memory: where short rows show more images, a pass over these counts if it needs more.
+    /// tokens needs much more memory: where other rows show more images, a pass over these counts too.
     ///
     /// Short passes are repeated, so that the time is that of a warm pass. If ranks share a process, the first rank alone
     /// measures the memory, which then counts once for each of them. For the time all run together.
@@ -214,7 +254,7 @@ impl<'a> PassMeasurer<'a> {
         if let Some(known) = self.passes.iter().find(known) {
             return Ok(*known);
         }
-        let batch = self.worst(tokens)?;
+        let batch = self.longest_rows(tokens)?;
         self.model.release();
         self.model.set_checkpointing(checkpointing);
         self.model.params.zero_grads();
@@ -237,13 +277,17 @@ impl<'a> PassMeasurer<'a> {
         }
         if let (Some((bytes, seconds)), Some(shows_more)) = (found, self.most_images(tokens, &batch)?) {
             self.model.release();
-            found = Some((bytes, seconds));
+            let mut needs = Some(0);
             // The second pass finds buffers of the first and may need a little more.
             for _ in 0..2 {
-                let Some((bytes, _)) = found else { break };
-                let of_images = self.round(&shows_more, apart)?.map(|(more, _)| (bytes.max(more), seconds));
-                found = of_images.filter(|&(bytes, _)| within(bytes, self.later));
+                let Some(most) = needs else { break };
+                needs = self.round(&shows_more, apart)?.map(|(more, _)| more.max(most));
+                needs = needs.filter(|&bytes| within(bytes, self.later));
             }
+            if needs.is_none_or(|more| more > bytes) {
+                self.of_images.push((tokens, checkpointing));
+            }
+            found = needs.map(|more| (bytes.max(more), seconds));
         }
         let found = found.map(|(bytes, seconds)| (bytes, fastest.min(seconds)));
         self.model.release();
@@ -289,25 +333,34 @@ impl<'a> PassMeasurer<'a> {
         }
     }
 
-    /// A batch of the longest rows with `tokens` tokens in total; the last row is cut.
+    /// The batch of a measured pass that needed the most memory.
     ///
     /// # Errors
     /// The data cannot be read.
-    pub fn worst(&self, tokens: usize) -> Result<Batch> {
+    pub fn heaviest(&self, tokens: usize, checkpointing: Checkpointing) -> Result<Batch> {
+        let longest = self.longest_rows(tokens)?;
+        let of_images = self.of_images.contains(&(tokens, checkpointing));
+        Ok(if of_images { self.most_images(tokens, &longest)?.unwrap_or(longest) } else { longest })
+    }
+
+    /// A batch of the longest rows with `tokens` tokens in total; the last row is cut.
+    fn longest_rows(&self, tokens: usize) -> Result<Batch> {
         self.filled(tokens, &mut self.rows.iter().map(|&(row, _)| row).cycle())
     }
 
-    /// A batch of as many tokens that shows the most images; `None` if `longest`, the batch of the longest rows, shows as many.
+    /// A batch of as many tokens that shows the most images: rows with many images, and then the longest ones. `None` if
+    /// `longest`, the batch of the longest rows, shows as many.
     fn most_images(&self, tokens: usize, longest: &Batch) -> Result<Option<Batch>> {
-        if self.image_rows.is_empty() {
+        let found = self.image_rows.iter().map(|order| ImageRow::fitting(order, self.most_rows, tokens));
+        let Some((rows, most)) = found.max_by_key(|(_, of_images)| *of_images) else { return Ok(None) };
+        if most <= longest.images.iter().map(|image| image.rows().max(1)).sum() {
             return Ok(None);
         }
-        let batch = self.filled(tokens, &mut self.image_rows.iter().copied().cycle())?;
-        let shown = |batch: &Batch| batch.images.iter().map(|image| image.rows().max(1)).sum::<usize>();
-        Ok((shown(&batch) > shown(longest)).then_some(batch))
+        let others = self.rows.iter().map(|&(row, _)| row).take(self.most_rows - rows.len());
+        self.filled(tokens, &mut rows.iter().map(|row| row.row).chain(others)).map(Some)
     }
 
-    /// A batch of these rows with `tokens` tokens in total; the last row is cut.
+    /// A batch of these rows with at most `tokens` tokens in total; the last row is cut.
     fn filled(&self, tokens: usize, rows: &mut dyn Iterator<Item = u32>) -> Result<Batch> {
         let mut worst = Batch { cu_seqlens: vec![0], ..Batch::default() };
         for row in rows {
