@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tunesmith::Kind;
-use tunesmith::config::arch::Arch;
+use tunesmith::config::arch::{Arch, Vocabulary};
 use tunesmith::config::{Config, load_text};
 use tunesmith::data::batch::{Batch, Example};
 use tunesmith::error::Result;
+use tunesmith::export::merge::Parts;
 use tunesmith::model::Model;
 use tunesmith::model::quantize;
 use tunesmith::model::weights::WeightFiles;
@@ -273,6 +274,19 @@ fn a_merge_into_fp8_copies_what_it_leaves_and_codes_the_rest_again() {
                 assert!(merged == wide, "{case}: {}", spec.name);
             }
         }
+    }
+}
+
+#[test]
+fn a_merge_leaves_matrices_in_the_formats_that_the_run_had_them_in() {
+    // `fp8_edges` has blocks, scales for rows, and dense matrices side by side.
+    for case in CASES.into_iter().chain(EXPERTS) {
+        let dir = golden(case).join("model");
+        let mut parts = Parts::open(&dir, &[], &Vocabulary::default()).unwrap();
+        let (arch, weights) = opened(&dir).unwrap();
+        let held = |text: &str| quantize::held(&arch, &config(text), &weights).unwrap().unwrap();
+        assert_eq!(parts.hold(&held("tuning: {lora: {r: 4}}")).unwrap(), 0, "{case}");
+        assert!(parts.hold(&held("{model: {quantization: nf4}, tuning: {lora: {r: 4}}}")).unwrap() > 0, "{case}");
     }
 }
 

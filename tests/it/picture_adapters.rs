@@ -91,6 +91,30 @@ fn trained_connectors_and_blocks_of_every_kind_of_encoder_are_merged() {
 }
 
 #[test]
+fn every_kind_of_adapter_saves_the_connector_beside_it() {
+    for mode in ["lora", "ia3", "oft"] {
+        for frozen in [false, true] {
+            let lines = [
+                format!("tuning.mode: {mode}"),
+                format!("tuning.freeze_language: {frozen}"),
+                "tuning.freeze_connector: false".to_owned(),
+            ];
+            let fixture = seeing("llava");
+            merges_alike(mode, &fixture, &lines.each_ref().map(String::as_str));
+            let config = fs::read(fixture.path("out/adapter/adapter_config.json")).unwrap();
+            let config: Value = serde_json::from_slice(&config).unwrap();
+            assert_eq!(config["modules_to_save"], json!(["multi_modal_projector"]), "{mode}, {frozen}");
+            assert_eq!(
+                config["target_modules"] == "dummy-target-modules",
+                frozen,
+                "{mode}: {}",
+                config["target_modules"]
+            );
+        }
+    }
+}
+
+#[test]
 fn what_chooses_modules_of_a_frozen_language_model_is_refused() {
     let fixture = seeing("llava");
     for (key, value) in [("modules_to_save", "[\"embed_tokens\"]"), ("target_modules", "[\"q_proj\"]"), ("bias", "all")]

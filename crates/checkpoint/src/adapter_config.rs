@@ -57,6 +57,8 @@ pub struct AdapterConfig {
     pub origin: Option<Arc<Path>>,
 }
 
+/// PEFT's word in `target_modules` of an adapter that has only `modules_to_save`. It refuses an empty list.
+const NO_TARGET: &str = "dummy-target-modules";
 /// What PEFT lists in `modules_to_save` of every `SEQ_CLS` adapter, whatever the model's head is called.
 const SCORE_MODULES: [&str; 2] = ["classifier", "score"];
 
@@ -122,13 +124,16 @@ impl AdapterConfig {
     /// Adds to `modules_to_save` the tensors of an encoder and a connector that are trained in full, as PEFT does.
     fn save_vision(&mut self, arch: &Arch) {
         let modules = arch.vision.iter().flat_map(|vision| vision.saved_modules());
-        let saved = &mut self.tuning.lora.modules_to_save;
-        if self.tuning.mode == Mode::Lora {
-            modules.for_each(|module| {
-                if !saved.contains(&module) {
-                    saved.push(module);
-                }
-            });
+        let tuning = &mut self.tuning;
+        let saved = match tuning.mode {
+            Mode::Oft => &mut tuning.oft.modules_to_save,
+            Mode::Ia3 => &mut tuning.ia3.modules_to_save,
+            _ => &mut tuning.lora.modules_to_save,
+        };
+        for module in modules {
+            if !saved.contains(&module) {
+                saved.push(module);
+            }
         }
     }
 
@@ -324,6 +329,11 @@ impl AdapterConfig {
         }
         if let Some(names) = self.own_names {
             own_names::write(names, &mut fields);
+        }
+        let on_parameters =
+            fields.get("target_parameters").is_some_and(|names| !names.is_null() && *names != json!([]));
+        if let Some(modules) = fields.get_mut("target_modules").filter(|names| **names == json!([]) && !on_parameters) {
+            *modules = NO_TARGET.into();
         }
         let common = json!({
             "auto_mapping": null,

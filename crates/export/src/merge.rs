@@ -122,9 +122,11 @@ impl Parts {
     pub fn hold(&mut self, held: &Held) -> Result<usize> {
         let names = quantize::matrices(&self.arch, &held.skip)?;
         let stored = self.weights.quantization();
+        // Single matrices of a maker's files may have other formats, such as FP8 with a scale for each row beside blocks.
+        let kept = stored == Some(held.how.format);
         let coded = |name: &str| match self.weights.format_of(name) {
             Some(Format::Mxfp4) => false,
-            Some(format) => format != held.how.format,
+            Some(format) => !kept && format != held.how.format,
             // A run quantizes what the maker left dense, unless it keeps the maker's format.
             None => stored.is_none_or(Format::is_makers) && !held.how.format.is_makers(),
         };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{SCORE_MODULES, object};
+use super::{NO_TARGET, SCORE_MODULES, object};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, temporary};
 use tunesmith_config::arch::TokenRows;
@@ -106,7 +106,7 @@ impl Source<'_> {
             if let (Some(all), "modules_to_save") = (value.as_array_mut(), def.name) {
                 all.retain(|module| !self.scores() || !SCORE_MODULES.iter().any(|score| module == score));
             }
-            if def.name.ends_with("_modules") && value == json!([]) {
+            if def.name.ends_with("_modules") && (value == json!([]) || value == NO_TARGET) {
                 value = NO_MODULE.into();
             }
             if let (Some(word), true) = (value.as_str(), def.name.ends_with("_modules")) {

@@ -72,14 +72,14 @@ impl Method for Ia3Config {
     }
 
     fn list(&self, placements: &[Placement], tuning: &mut TuningConfig) {
-        let inputs = named(placements, true);
+        // An empty list would say that a configuration names nothing.
+        let listed = |modules: Vec<String>| match modules.as_slice() {
+            [] => TargetModules::Regex(NO_MODULE.into()),
+            _ => TargetModules::List(modules),
+        };
         tuning.ia3 = Self {
-            target_modules: Some(TargetModules::List(named(placements, false))),
-            // An empty list would say that a configuration names nothing.
-            feedforward_modules: Some(match inputs.as_slice() {
-                [] => TargetModules::Regex(NO_MODULE.into()),
-                _ => TargetModules::List(inputs),
-            }),
+            target_modules: Some(listed(named(placements, false))),
+            feedforward_modules: Some(listed(named(placements, true))),
             exclude_modules: None,
             modules_to_save: self.modules_to_save.clone(),
         };
