@@ -235,7 +235,7 @@ impl Encoder {
         }
         // What stands for pictures changes the text, so that the messages' own special tokens cannot be found in it.
         let split = self.options.split_special_tokens && shown.is_none();
-        let mut row = TokenizedRow { references: conversation.references.clone(), ..TokenizedRow::default() };
+        let mut row = TokenizedRow { references: conversation.references.to_vec(), ..TokenizedRow::default() };
         let (mut renderings, mut last) = (Vec::new(), None);
         let (mut tokens, mut longest) = (0, 0);
         let special_texts = self.tokenizer.special_texts();

@@ -26,7 +26,7 @@ pub struct Conversation {
     pub images: Vec<String>,
     /// The texts with which metrics compare a generation, such as several people's answers; empty if there is only the
     /// one that the row trains on.
-    pub references: Vec<String>,
+    pub references: Box<[String]>,
     /// Whether it trains on the first of several people's answers, because they all differ.
     pub undecided: bool,
 }
@@ -67,7 +67,7 @@ impl Conversation {
         row.extend(
             (!images.is_empty()).then(|| ("images".to_owned(), images.into_iter().map(row_images::written).collect())),
         );
-        row.extend((!references.is_empty()).then(|| (REFERENCES.to_owned(), references.into())));
+        row.extend((!references.is_empty()).then(|| (REFERENCES.to_owned(), references.into_vec().into())));
         row.into()
     }
 }
@@ -76,8 +76,8 @@ impl Conversation {
 const REFERENCES: &str = "reference_answers";
 
 /// Takes the references from a row; empty if it has none.
-fn references(row: &mut Map<String, Value>) -> Result<Vec<String>> {
-    let Some(found) = row.shift_remove(REFERENCES).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+fn references(row: &mut Map<String, Value>) -> Result<Box<[String]>> {
+    let Some(found) = row.shift_remove(REFERENCES).filter(|value| !value.is_null()) else { return Ok(Box::default()) };
     let texts = found.as_array().and_then(|items| items.iter().map(|item| item.as_str().map(str::to_owned)).collect());
     texts.ok_or_else(|| Error::data(format!("{REFERENCES:?} is {}, expected a list of strings", json_type(&found))))
 }

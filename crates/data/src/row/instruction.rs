@@ -29,7 +29,7 @@ fn parse(row: &mut Map<String, Value>) -> Result<Row> {
     if let (Row::Chat(conversation), Some(answers)) = (&mut parsed, answers) {
         conversation.undecided = answers.undecided;
         if conversation.references.is_empty() {
-            conversation.references = answers.all;
+            conversation.references = answers.all.into();
         }
     }
     Ok(parsed)
@@ -47,7 +47,7 @@ mod tests {
             Row::Chat(chat) => (chat.messages[1]["content"].clone(), chat.references, chat.undecided),
             other => panic!("{other:?}"),
         };
-        let texts = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let texts = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect::<Box<[_]>>();
         let vqa = json!({
             "question_type": "what is this", "question": "What is this?", "multiple_choice_answer": "net", "image": "a.jpg",
             "answers": [{"answer": "net", "answer_id": 1}, {"answer": "a net", "answer_id": 2}, {"answer": "net", "answer_id": 3}],
