@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::super::atomic_lines::AtomicLines;
 use super::super::terminal::print_note;
 use super::evaluation::Evaluation;
+use super::worst::Worst;
 use crate::data::process::{Part, sources};
 use crate::data::{Shown, Tokenizer, question};
 use crate::error::{Error, Result};
@@ -14,7 +15,7 @@ use crate::eval::EvalSplit;
 use crate::eval::metrics::{Difference, Metrics, Score};
 use crate::files::output::Existing;
 use crate::model::Model;
-use crate::telemetry::report::answers::{self, Answered};
+use crate::telemetry::report::answers::{self, Answered, Rows};
 use crate::words::{are, count};
 
 /// The most bytes of thumbnails in the report.
@@ -65,6 +66,30 @@ impl<'a> Answers<'a> {
     }
 }
 
+impl Answers<'_> {
+    /// The prompt of a row as people read it, `None` without a question, and its reference.
+    fn texts(&self, index: usize) -> Result<(Option<String>, String)> {
+        let EvalSplit { dataset, split, .. } = self.eval_split;
+        let (prompt, reference) = split.prompt(index)?;
+        let question = dataset.question(split, index)?.is_some();
+        let pictures = split.pictures(index).last().map_or(&[] as &[Shown], Vec::as_slice);
+        let prompt = if question { Some(readable(&dataset.tokenizer, &prompt, pictures)?) } else { None };
+        Ok((prompt, dataset.tokenizer.decode(&reference, true)?))
+    }
+
+    /// A row as the report shows it, without the question. `bytes` counts the thumbnails so far, of which there is a limit.
+    fn shown(&self, index: usize, answers: Vec<String>, bytes: &mut usize) -> Result<Answered> {
+        let (prompt, reference) = self.texts(index)?;
+        let split = self.eval_split.split;
+        let mut pictures = if *bytes < PICTURE_BYTES { split.thumbnails(index)? } else { Vec::new() };
+        *bytes += pictures.iter().map(String::len).sum::<usize>();
+        if *bytes > PICTURE_BYTES {
+            pictures.clear();
+        }
+        Ok(Answered { question: String::new(), prompt: prompt.unwrap_or_default(), pictures, reference, answers })
+    }
+}
+
 impl Evaluation for Answers<'_> {
     type Measured = Measured;
 
@@ -86,11 +111,12 @@ impl Evaluation for Answers<'_> {
         first.metrics.differences(&second.metrics)
     }
 
-    fn write_samples(&self, samples: &mut AtomicLines, names: &[&str], measured: &[Measured]) -> Result<Vec<Answered>> {
+    fn write_samples(&self, samples: &mut AtomicLines, names: &[&str], measured: &[Measured]) -> Result<Rows> {
         let EvalSplit { dataset, split, rows, .. } = self.eval_split;
         let tokenizer = &dataset.tokenizer;
         let mut files = measured.iter().map(|measured| measured.lines.read()).collect::<Result<Vec<_>>>()?;
-        let (mut shown, mut raw_rows, mut picture_bytes) = (Vec::new(), 0, 0);
+        let (mut first, mut worst, mut raw_rows) = (Vec::new(), Worst::new(self.eval_split.config), 0);
+        let mut picture_bytes = 0;
         for index in 0..rows {
             let mut by_model = Vec::with_capacity(files.len());
             for lines in &mut files {
@@ -102,12 +128,8 @@ impl Evaluation for Answers<'_> {
                 })?;
                 by_model.push(line);
             }
-            let (prompt, reference) = split.prompt(index)?;
-            let question = dataset.question(split, index)?.is_some();
-            raw_rows += usize::from(!question);
-            let pictures = split.pictures(index).last().map_or(&[] as &[Shown], Vec::as_slice);
-            let prompt = if question { Some(readable(tokenizer, &prompt, pictures)?) } else { None };
-            let reference = tokenizer.decode(&reference, true)?;
+            let (prompt, reference) = self.texts(index)?;
+            raw_rows += usize::from(prompt.is_none());
             let by_name = |field: &str| -> Map<String, Value> {
                 names.iter().zip(&by_model).map(|(name, line)| ((*name).to_owned(), line[field].clone())).collect()
             };
@@ -120,15 +142,15 @@ impl Evaluation for Answers<'_> {
                 sample["references"] = references.into();
             }
             samples.push(&sample.to_string())?;
-            if let Some(prompt) = prompt.filter(|_| shown.len() < answers::ROWS) {
-                let mut pictures = if picture_bytes < PICTURE_BYTES { split.thumbnails(index)? } else { Vec::new() };
-                picture_bytes += pictures.iter().map(String::len).sum::<usize>();
-                if picture_bytes > PICTURE_BYTES {
-                    pictures.clear();
-                }
+            if prompt.is_some() {
                 let text = |line: &Value| line["answer"].as_str().unwrap_or_default().to_owned();
-                let answers = by_model.iter().map(text).collect();
-                shown.push(Answered { question: String::new(), prompt, pictures, reference, answers });
+                let answers: Vec<String> = by_model.iter().map(text).collect();
+                if let Some(last) = by_model.last() {
+                    worst.offer(index, &last["scores"], &answers);
+                }
+                if first.len() < answers::ROWS {
+                    first.push(self.shown(index, answers, &mut picture_bytes)?);
+                }
             }
         }
         if raw_rows > 0 {
@@ -137,10 +159,16 @@ impl Evaluation for Answers<'_> {
                 are(rows, "row")
             ));
         }
-        let prompts: Vec<String> = shown.iter().map(|row| row.prompt.clone()).collect();
+        // Where a reader sees all rows at once, a choice of them says nothing.
+        let chosen = if rows > 2 * answers::WORST { worst.rows } else { Vec::new() };
+        let shown = chosen.into_iter().map(|row| self.shown(row.index, row.answers, &mut picture_bytes));
+        let mut rows = Rows { first, worst: shown.collect::<Result<_>>()?, measure: worst.measure };
+        let all = || rows.first.iter().chain(&rows.worst);
+        let prompts: Vec<String> = all().map(|row| row.prompt.clone()).collect();
         let questions = question::questions(dataset.template.as_ref(), &prompts);
-        shown.iter_mut().zip(questions).for_each(|(row, question)| row.question = question);
-        Ok(shown)
+        let all = rows.first.iter_mut().chain(&mut rows.worst);
+        all.zip(questions).for_each(|(row, question)| row.question = question);
+        Ok(rows)
     }
 
     fn fields(&self) -> Vec<(&'static str, Value)> {

@@ -17,7 +17,7 @@ use crate::files::output::{Existing, check_output_file};
 use crate::model::{Model, device};
 use crate::plan::{human_bytes, human_seconds};
 use crate::telemetry::machine;
-use crate::telemetry::report::answers::{self, Answered, Asked, Page};
+use crate::telemetry::report::answers::{self, Asked, Page, Rows};
 use crate::train::memory_prediction::used_of_budget;
 
 /// What differs between kinds of task.
@@ -37,16 +37,11 @@ pub(super) trait Evaluation {
     /// How the second model's scores differ from the first's.
     fn differences(&self, first: &Self::Measured, second: &Self::Measured) -> Vec<Difference>;
 
-    /// Writes one line per row to samples.jsonl, and returns the rows that the report shows, in its order.
+    /// Writes one line per row to samples.jsonl, and returns the rows that the report shows.
     ///
     /// # Errors
     /// The disk, the tokenizer.
-    fn write_samples(
-        &self,
-        samples: &mut AtomicLines,
-        names: &[&str],
-        measured: &[Self::Measured],
-    ) -> Result<Vec<Answered>>;
+    fn write_samples(&self, samples: &mut AtomicLines, names: &[&str], measured: &[Self::Measured]) -> Result<Rows>;
 
     /// The fields of metrics.json that only this kind has.
     fn fields(&self) -> Vec<(&'static str, Value)>;

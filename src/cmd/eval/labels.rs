@@ -11,7 +11,7 @@ use crate::eval::metrics::scored::{Bootstrap, Scored};
 use crate::eval::metrics::{Difference, Score};
 use crate::model::Model;
 use crate::telemetry::report::Confusion;
-use crate::telemetry::report::answers::Answered;
+use crate::telemetry::report::answers::{Answered, Rows};
 use crate::words::count;
 
 /// Predictions by the head that all models share.
@@ -48,7 +48,7 @@ impl Evaluation for Predictions<'_> {
     }
 
     /// Rows that the last model has wrong come first in the report.
-    fn write_samples(&self, samples: &mut AtomicLines, names: &[&str], scored: &[Scored]) -> Result<Vec<Answered>> {
+    fn write_samples(&self, samples: &mut AtomicLines, names: &[&str], scored: &[Scored]) -> Result<Rows> {
         let Self { eval_split: EvalSplit { dataset, split, rows, .. }, head, .. } = self;
         let (mut right, mut wrong) = (Vec::new(), Vec::new());
         for row in 0..*rows {
@@ -81,7 +81,7 @@ impl Evaluation for Predictions<'_> {
             });
         }
         wrong.extend(right);
-        Ok(wrong)
+        Ok(Rows { first: wrong, ..Rows::default() })
     }
 
     fn fields(&self) -> Vec<(&'static str, Value)> {

@@ -5,6 +5,7 @@ mod evaluation;
 mod labels;
 mod options;
 mod results;
+mod worst;
 
 use std::sync::Arc;
 

@@ -12,6 +12,8 @@ use tunesmith_eval::metrics::{Difference, Score};
 const OPEN: usize = 20;
 /// The most rows on the page; the file of samples has all.
 pub const ROWS: usize = 200;
+/// The most rows in the section of the worst ones.
+pub const WORST: usize = 10;
 /// The most words of a text that are compared.
 const WORDS: usize = 1_000;
 
@@ -41,6 +43,17 @@ pub struct Answered {
     pub answers: Vec<String>,
 }
 
+/// The rows on the page.
+#[derive(Debug, Clone, Default)]
+pub struct Rows {
+    /// The first evaluated rows, at most [`ROWS`].
+    pub first: Vec<Answered>,
+    /// Those for which the last model has the worst score of all rows, the worst one first; at most [`WORST`].
+    pub worst: Vec<Answered>,
+    /// The score by which they are the worst, such as `exact_match`.
+    pub measure: String,
+}
+
 /// The content of the page.
 #[derive(Debug, Clone)]
 pub struct Page<'a> {
@@ -54,8 +67,8 @@ pub struct Page<'a> {
     pub pictures: &'a [String],
     /// The number of held-out rows.
     pub count: usize,
-    /// The evaluated rows, at most [`ROWS`].
-    pub rows: &'a [Answered],
+    /// The evaluated rows that are shown.
+    pub rows: &'a Rows,
     /// Further facts: label and text.
     pub facts: &'a [(String, String)],
 }
@@ -63,6 +76,7 @@ pub struct Page<'a> {
 /// Renders the page as HTML.
 pub fn render(page: &Page<'_>) -> String {
     let Page { title, asked, differences, pictures, count, rows, facts } = page;
+    let Rows { first: rows, worst, measure } = rows;
     let rows = &rows[..rows.len().min(ROWS)];
     let title = escape(title);
     let mut out = format!(
@@ -76,6 +90,11 @@ pub fn render(page: &Page<'_>) -> String {
     );
     scores(&mut out, asked, differences);
     out.extend(pictures.iter().map(String::as_str));
+    if let (Some(model), false) = (asked.last(), worst.is_empty()) {
+        let (order, name) = (if greater_is_better(measure) { "lowest" } else { "highest" }, escape(&model.name));
+        let _ = writeln!(out, "<h2>Rows with the {order} {} of {name}</h2>", escape(measure));
+        worst.iter().take(WORST).for_each(|row| sample(&mut out, asked, row));
+    }
     if !rows.is_empty() {
         out.push_str("<h2>Answers</h2>\n");
     }
@@ -273,13 +292,14 @@ mod tests {
             differences: &[difference],
             pictures: &[],
             count: 25,
-            rows: &vec![row; 25],
+            rows: &Rows { worst: vec![row.clone(); 2], first: vec![row; 25], measure: "bleu".into() },
             facts: &[],
         });
         if let Ok(path) = std::env::var("TUNESMITH_WRITE_EVALUATION") {
             std::fs::write(path, &page).unwrap();
         }
         assert!(page.contains("5 more rows") && page.contains("✓ equal") && page.contains("<mark>c</mark>"));
+        assert!(page.contains("<h2>Rows with the lowest bleu of tuned</h2>"));
         assert!(page.contains("number better") && page.contains("+10.00"));
         assert!(!page.contains("<script") && !page.contains("http"));
     }
