@@ -58,14 +58,20 @@ mod tests {
         assert_eq!(parse(own), (json!("b"), texts(&["a", "b", "a"]), false));
         // What is no list of people's answers is left alone.
         for other in [json!({"text": ["b"]}), json!(["a", "b"])] {
-            assert_eq!(parse(json!({"question": "q", "answer": "a", "answers": other})), (json!("a"), texts(&[]), false));
+            assert_eq!(
+                parse(json!({"question": "q", "answer": "a", "answers": other})),
+                (json!("a"), texts(&[]), false)
+            );
         }
         let form = |row: Value| Form::detect(row.as_object().unwrap());
         assert_eq!(form(vqa), Some(Form::Instruction));
         assert_eq!(form(json!({"question": "q", "answers": []})), None);
         assert_eq!(form(json!({"question": "q", "answers": ["a", "b"], "label": 1})), None);
         assert_eq!(form(json!({"question": "q", "answers": ["a"], "text": "t"})), Some(Form::Text));
-        assert_eq!(form(json!({"question": "q", "answers": ["a"], "caption": "t", "image": "a.png"})), Some(Form::Captions));
+        assert_eq!(
+            form(json!({"question": "q", "answers": ["a"], "caption": "t", "image": "a.png"})),
+            Some(Form::Captions)
+        );
     }
 
     #[test]
@@ -79,7 +85,8 @@ mod tests {
             assert!(chat.references.len() > 1, "{chat:?}");
             assert_eq!(Row::parse(row.clone().into_json(), Form::ALL).unwrap(), row);
         }
-        let error = Row::parse(json!({"question": "q", "answer": "a", "reference_answers": "a"}), Form::ALL).unwrap_err();
+        let error =
+            Row::parse(json!({"question": "q", "answer": "a", "reference_answers": "a"}), Form::ALL).unwrap_err();
         assert!(error.message().contains("expected a list of strings"), "{error}");
     }
 }
