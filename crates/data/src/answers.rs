@@ -25,6 +25,18 @@ const OTHERS: [&str; 12] = [
     "alt_text",
 ];
 
+/// Whether a field says which of several choices is right, or is the text itself.
+fn says_which(name: &str, value: &Value) -> bool {
+    let is_empty = match value {
+        Value::Null => true,
+        Value::String(text) => text.trim().is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    };
+    !is_empty && (OTHERS.contains(&name) || name.starts_with("correct"))
+}
+
 /// The answers of several people to a question.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answers {
@@ -44,24 +56,22 @@ impl Answers {
         let text = |item: &Value| item.as_str().or_else(|| item.get("answer")?.as_str()).map(str::to_owned);
         let all: Vec<String> = items.iter().map(text).collect::<Option<_>>()?;
         let mut times: HashMap<&str, usize> = HashMap::new();
-        for answer in &all {
+        for answer in all.iter().filter(|answer| !answer.trim().is_empty()) {
             *times.entry(answer).or_default() += 1;
         }
         let most = *times.values().max()?;
-        let own = own.or_else(|| row.get(CHOSEN)?.as_str());
-        let chosen = match own {
-            Some(own) => all.iter().find(|answer| *answer == own)?,
-            None => all.iter().find(|answer| times[answer.as_str()] == most)?,
+        let (chosen, undecided) = if let Some(own) = own {
+            let agree = most > 1 || items.iter().all(Value::is_object);
+            (all.iter().find(|answer| agree && *answer == own)?.clone(), false)
+        } else if let Some(chosen) = row.get(CHOSEN).and_then(Value::as_str).filter(|text| !text.trim().is_empty()) {
+            (chosen.to_owned(), false)
+        } else if row.iter().any(|(name, value)| says_which(name, value)) {
+            return None;
+        } else {
+            let first = all.iter().find(|answer| times.get(answer.as_str()) == Some(&most))?;
+            (first.clone(), most == 1 && times.len() > 1)
         };
-        let says_which = row
-            .iter()
-            .any(|(name, value)| !value.is_null() && (OTHERS.contains(&name.as_str()) || name.starts_with("correct")));
-        let of_people = match own {
-            Some(_) => most > 1 || items.iter().all(Value::is_object),
-            None => !says_which,
-        };
-        let undecided = own.is_none() && most == 1 && all.len() > 1;
-        (of_people && !chosen.trim().is_empty()).then(|| Self { chosen: chosen.clone(), undecided, all: all.clone() })
+        Some(Self { all, chosen, undecided })
     }
 
     /// As [`Self::of`]; also takes the fields from the row.
@@ -93,6 +103,7 @@ mod tests {
         assert_eq!(chosen(json!(["b", "a", "a"])), some("a", false));
         assert_eq!(chosen(json!(["b", "a"])), some("b", true));
         assert_eq!(chosen(json!(["b"])), some("b", false));
+        assert_eq!(chosen(json!(["", "", "b"])), some("b", false));
         assert_eq!(chosen(json!([{"answer": "yes", "answer_confidence": "maybe"}])), some("yes", false));
         for other in
             [json!([]), json!(null), json!("a"), json!({"text": ["a"]}), json!(["a", 1]), json!([{}]), json!(["", ""])]
@@ -107,7 +118,9 @@ mod tests {
         for field in ["label", "correct_answer_id", "options", "answerKey"] {
             assert_eq!(of(&json!({"answers": choices, field: 1}), None), None, "{field}");
         }
-        assert!(of(&json!({"answers": choices, "label": null}), None).is_some());
+        for absent in [json!(null), json!(""), json!([])] {
+            assert!(of(&json!({"answers": choices, "label": absent}), None).is_some(), "{absent}");
+        }
         // Beside an answer they count if people agree, or say more than a text.
         assert_eq!(of(&json!({"answers": choices}), Some("dog")), None);
         assert_eq!(of(&json!({"answers": ["dog", "dog", "cat"]}), Some("cat")).unwrap().chosen, "cat");
@@ -115,5 +128,10 @@ mod tests {
         assert_eq!(of(&json!({"answers": ["dog", "dog"]}), Some("B")), None, "another answer than all of them");
         let vqa = json!({"answers": [{"answer": "net"}, {"answer": "a net"}], "multiple_choice_answer": "a net"});
         assert_eq!(of(&vqa, None).unwrap().chosen, "a net");
+        let few = json!({"answers": ["net", "a net"], "multiple_choice_answer": "nets"});
+        assert_eq!(
+            of(&few, None),
+            Some(Answers { all: vec!["net".into(), "a net".into()], chosen: "nets".into(), undecided: false })
+        );
     }
 }

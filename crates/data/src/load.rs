@@ -441,7 +441,7 @@ impl Loader<'_> {
     /// The key of an input in the token cache: a hash of all that its tokens depend on.
     fn key(&self, input: &Input) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 5").as_bytes());
+        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 6").as_bytes());
         hasher.update(self.encoder_hash().as_bytes());
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());
