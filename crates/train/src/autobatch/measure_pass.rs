@@ -351,13 +351,18 @@ impl<'a> PassMeasurer<'a> {
     /// A batch of as many tokens that shows the most images: rows with many images, and then the longest ones. `None` if
     /// `longest`, the batch of the longest rows, shows as many.
     fn most_images(&self, tokens: usize, longest: &Batch) -> Result<Option<Batch>> {
-        let found = self.image_rows.iter().map(|order| ImageRow::fitting(order, self.most_rows, tokens));
-        let Some((rows, most)) = found.max_by_key(|(_, of_images)| *of_images) else { return Ok(None) };
-        if most <= longest.images.iter().map(|image| image.rows().max(1)).sum() {
+        if self.image_rows[0].is_empty() {
             return Ok(None);
         }
+        let found = self.image_rows.iter().map(|order| ImageRow::fitting(order, self.most_rows, tokens));
+        let Some((mut rows, _)) = found.max_by_key(|(_, of_images)| *of_images) else { return Ok(None) };
+        // A row of several sequences may be longer than a pass, which then shows a part of its images.
+        let cut = self.image_rows[0].first().filter(|_| rows.is_empty());
+        rows.extend(cut);
         let others = self.rows.iter().map(|&(row, _)| row).take(self.most_rows - rows.len());
-        self.filled(tokens, &mut rows.iter().map(|row| row.row).chain(others)).map(Some)
+        let batch = self.filled(tokens, &mut rows.iter().map(|row| row.row).chain(others))?;
+        let shown = |batch: &Batch| batch.images.iter().map(|image| image.rows().max(1)).sum::<usize>();
+        Ok((shown(&batch) > shown(longest)).then_some(batch))
     }
 
     /// A batch of these rows with at most `tokens` tokens in total; the last row is cut.
