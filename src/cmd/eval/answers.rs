@@ -116,7 +116,6 @@ impl Evaluation for Answers<'_> {
         let tokenizer = &dataset.tokenizer;
         let mut files = measured.iter().map(|measured| measured.lines.read()).collect::<Result<Vec<_>>>()?;
         let (mut first, mut worst, mut raw_rows) = (Vec::new(), Worst::new(self.eval_split.config), 0);
-        let mut picture_bytes = 0;
         for index in 0..rows {
             let mut by_model = Vec::with_capacity(files.len());
             for lines in &mut files {
@@ -149,7 +148,7 @@ impl Evaluation for Answers<'_> {
                     worst.offer(index, &last["scores"], &answers);
                 }
                 if first.len() < answers::ROWS {
-                    first.push(self.shown(index, answers, &mut picture_bytes)?);
+                    first.push((index, answers));
                 }
             }
         }
@@ -161,8 +160,12 @@ impl Evaluation for Answers<'_> {
         }
         // Where a reader sees all rows at once, a choice of them says nothing.
         let chosen = if rows > 2 * answers::WORST { worst.rows } else { Vec::new() };
-        let shown = chosen.into_iter().map(|row| self.shown(row.index, row.answers, &mut picture_bytes));
-        let mut rows = Rows { first, worst: shown.collect::<Result<_>>()?, measure: worst.measure };
+        let mut picture_bytes = 0;
+        let mut shown = |(index, answers)| self.shown(index, answers, &mut picture_bytes);
+        // The worst rows come first, also where there is no room for all thumbnails.
+        let worst_rows = chosen.into_iter().map(|row| shown((row.index, row.answers))).collect::<Result<_>>()?;
+        let first = first.into_iter().map(shown).collect::<Result<_>>()?;
+        let mut rows = Rows { first, worst: worst_rows, measure: worst.measure };
         let all = || rows.first.iter().chain(&rows.worst);
         let prompts: Vec<String> = all().map(|row| row.prompt.clone()).collect();
         let questions = question::questions(dataset.template.as_ref(), &prompts);
