@@ -114,6 +114,40 @@ fn every_kind_of_adapter_saves_the_connector_beside_it() {
     }
 }
 
+/// A stage that trains the connector, alone or beside the language model, and then one that goes on with its adapter.
+#[test]
+fn a_second_stage_goes_on_from_every_kind_of_adapter() {
+    for mode in ["lora", "ia3", "oft"] {
+        let fixture = seeing("llava");
+        let adapter = |out: &str| fixture.path(out).join("adapter").display().to_string();
+        let run = |out: &str, lines: &[&str]| {
+            let own = [&*format!("tuning.mode: {mode}"), "train.max_steps: 2", "train.eval_strategy: no"];
+            let into = format!("train.output_dir={}", fixture.path(out).display());
+            let done = train(&fixture.config(out, &[&own[..], lines].concat()), &[&into]);
+            assert!(done.status.success(), "{mode}, {out}: {}", said(&done));
+            let config = fs::read(fixture.path(out).join("adapter/adapter_config.json")).unwrap();
+            serde_json::from_slice::<Value>(&config).unwrap()
+        };
+        run("alone", &["tuning.freeze_language: true", "tuning.freeze_connector: false"]);
+        run("beside", &["tuning.freeze_connector: false"]);
+        for (first, connector) in [("alone", false), ("alone", true), ("beside", false), ("beside", true)] {
+            let from = format!("tuning.adapter: {}", adapter(first));
+            let trains = format!("tuning.freeze_connector: {}", !connector);
+            let config = run(&format!("{first}-{connector}"), &[&from, &trains]);
+            let modules = &config["target_modules"];
+            assert!(*modules != json!([]) && modules != "dummy-target-modules", "{mode}, {first}: {modules}");
+            assert_eq!(config["modules_to_save"], json!(["multi_modal_projector"]), "{mode}, {first}, {connector}");
+        }
+    }
+    // A module of the language model that is saved too.
+    let fixture = seeing("llava");
+    let lines = ["tuning.lora.modules_to_save: [\"lm_head\"]", "tuning.freeze_connector: false"];
+    merges_alike("a head beside", &fixture, &lines);
+    let config = fs::read(fixture.path("out/adapter/adapter_config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    assert_eq!(config["modules_to_save"].as_array().unwrap().len(), 2, "{}", config["modules_to_save"]);
+}
+
 #[test]
 fn what_chooses_modules_of_a_frozen_language_model_is_refused() {
     let fixture = seeing("llava");

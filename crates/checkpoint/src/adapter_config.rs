@@ -115,7 +115,10 @@ impl AdapterConfig {
         self.shares_head = targets.trains_shared(arch).map_err(|error| self.about(error))?;
         self.own_names = Some(arch.module_names).filter(|names| names.naming.is_some() && arch.wrapper.is_none());
         self.wrapped = match arch.wrapper {
-            Some(wrapper) => Some(Wrapped::new(wrapper, &self.place(arch)?, &self.saved_tensors(arch)?)),
+            Some(wrapper) => {
+                let beside = arch.vision.iter().flat_map(|vision| vision.saved_modules()).collect();
+                Some(Wrapped::new(wrapper, &self.place(arch)?, &self.saved_tensors(arch)?, beside))
+            }
             None => None,
         };
         Ok(self)
@@ -124,12 +127,7 @@ impl AdapterConfig {
     /// Adds to `modules_to_save` the tensors of an encoder and a connector that are trained in full, as PEFT does.
     fn save_vision(&mut self, arch: &Arch) {
         let modules = arch.vision.iter().flat_map(|vision| vision.saved_modules());
-        let tuning = &mut self.tuning;
-        let saved = match tuning.mode {
-            Mode::Oft => &mut tuning.oft.modules_to_save,
-            Mode::Ia3 => &mut tuning.ia3.modules_to_save,
-            _ => &mut tuning.lora.modules_to_save,
-        };
+        let saved = self.tuning.modules_to_save_mut();
         for module in modules {
             if !saved.contains(&module) {
                 saved.push(module);

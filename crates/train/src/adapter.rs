@@ -13,7 +13,7 @@ use tunesmith_checkpoint::peft::{self, Tensors};
 use tunesmith_config::Source;
 use tunesmith_config::arch::{Arch, Vocabulary, is_beside};
 use tunesmith_config::vision::{VisionArch, VisionTraining};
-use tunesmith_config::{Config, Mode, Resolved, TuningConfig};
+use tunesmith_config::{Config, Resolved, TuningConfig};
 use tunesmith_data as data;
 use tunesmith_hub::{self as hub, DownloadProgress};
 use tunesmith_model::adapters::{self, Method};
@@ -63,7 +63,7 @@ pub(crate) fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<Start
     let saved = stored.saved_modules();
     let (mut tuning, tensors) = read(dir, resolved, &Arch { vision: Some(Arc::new(stored)), ..arch.clone() })?;
     let own = vision.saved_modules();
-    tuning.lora.modules_to_save.retain(|module| !saved.contains(module) || own.contains(module));
+    tuning.modules_to_save_mut().retain(|module| !saved.contains(module) || own.contains(module));
     let wanted: BTreeSet<String> = expected(arch, &tuning)?.into_iter().map(|(name, _)| name).collect();
     let (tensors, kept): (Tensors, Tensors) = tensors.into_iter().partition(|(name, _)| wanted.contains(name));
     Ok(Start { tuning, tensors, kept })
@@ -117,7 +117,7 @@ fn read(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, T
 /// file does not contain start as in the base.
 fn before_language(dir: &Path, configured: &TuningConfig, arch: &Arch) -> Result<Option<Tensors>> {
     let Some(vision) = arch.vision.as_ref().filter(|vision| !vision.training.freeze_language) else { return Ok(None) };
-    if configured.mode != Mode::Lora || !peft::leaves_language(dir)? {
+    if adapters::of(configured).is_none() || !peft::leaves_language(dir)? {
         return Ok(None);
     }
     let training = VisionTraining { freeze_language: true, ..vision.training.clone() };

@@ -16,7 +16,13 @@ pub struct Wrapped {
 }
 
 impl Wrapped {
-    pub(super) fn new(wrapper: &'static Wrapper, placements: &[Placement], saved: &[String]) -> Self {
+    /// `beside` are the modules of encoder and connector that are trained as a whole, by their own names.
+    pub(super) fn new(
+        wrapper: &'static Wrapper,
+        placements: &[Placement],
+        saved: &[String],
+        beside: BTreeSet<String>,
+    ) -> Self {
         let named = placements.iter().filter(|placement| placement.experts.is_none());
         let names: Vec<&str> = named.map(|placement| placement.module.as_str()).collect();
         // Grouped by their names within a block. If every block has the same modules, one regular expression names them
@@ -41,7 +47,7 @@ impl Wrapped {
         };
         let module =
             |tensor: &String| wrapper.module(tensor.rsplit_once('.').map_or(tensor.as_str(), |(name, _)| name));
-        let modules_to_save = saved.iter().map(module).collect::<BTreeSet<_>>().into_iter().collect();
+        let modules_to_save = saved.iter().map(module).chain(beside).collect::<BTreeSet<_>>().into_iter().collect();
         Self { wrapper, target_modules, modules_to_save }
     }
 
