@@ -452,6 +452,12 @@ precision: _cxx
 @export-check *ARGS: _build
     "${PYTHON:-python3}" scripts/export_check.py --binary "{{ tunesmith }}" "$@"
 
+# compare adapters of multimodal models, loaded by PEFT and shown images by the checkpoint's processor (some minutes; needs PYTHON with torch, torchvision, transformers, peft, num2words)
+[group('develop')]
+[no-exit-message]
+@vision-peft-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/vision_peft_check.py --binary "{{ tunesmith }}" "$@"
+
 # compare models with image encoders, loaded by scripts/load_vision.py, with tunesmith (some minutes; needs PYTHON with torch, transformers, peft, diffusers)
 [group('develop')]
 [no-exit-message]
