@@ -127,7 +127,7 @@ impl AdapterConfig {
     /// Adds to `modules_to_save` the tensors of an encoder and a connector that are trained in full, as PEFT does.
     fn save_vision(&mut self, arch: &Arch) {
         let modules = arch.vision.iter().flat_map(|vision| vision.saved_modules());
-        let saved = self.tuning.modules_to_save_mut();
+        let Some(saved) = self.tuning.modules_to_save_mut() else { return };
         for module in modules {
             if !saved.contains(&module) {
                 saved.push(module);
@@ -290,9 +290,7 @@ impl AdapterConfig {
         let mut listed = TuningConfig { mode: self.tuning.mode, ..like.clone() };
         method.list(&placements, &mut listed);
         let idle = self.targets().idle_modules(arch);
-        for saved in
-            [&mut listed.lora.modules_to_save, &mut listed.oft.modules_to_save, &mut listed.ia3.modules_to_save]
-        {
+        if let Some(saved) = listed.modules_to_save_mut() {
             saved.retain(|module| !idle.contains(module));
         }
         let about = method.about();

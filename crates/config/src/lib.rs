@@ -38,6 +38,7 @@ mod mixers_json;
 mod model_choice;
 mod module_key;
 mod module_names;
+mod modules_to_save;
 mod option;
 mod pattern;
 mod quantile;

@@ -209,15 +209,6 @@ fn switch(key: &str, config: &Config) -> Option<&'static Switch> {
 }
 
 impl TuningConfig {
-    /// `modules_to_save` of the kind of adapter that the mode has.
-    pub const fn modules_to_save_mut(&mut self) -> &mut Vec<String> {
-        match self.mode {
-            Mode::Oft => &mut self.oft.modules_to_save,
-            Mode::Ia3 => &mut self.ia3.modules_to_save,
-            _ => &mut self.lora.modules_to_save,
-        }
-    }
-
     /// Resets what chooses modules of the language model, for a run that freezes it: an included file may have set them for other runs.
     pub fn leave_language_out(&mut self) {
         let Self { lora, ia3, oft, .. } = Self::default();

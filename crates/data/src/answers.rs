@@ -9,23 +9,11 @@ use std::collections::HashMap;
 const FIELD: &str = "answers";
 /// VQA v2's name of the most frequent answer.
 const CHOSEN: &str = "multiple_choice_answer";
-/// Fields that say which of several choices is right, or that are the text itself; also each that begins with `correct`.
-const OTHERS: [&str; 12] = [
-    "label",
-    "labels",
-    "choices",
-    "options",
-    "answerKey",
-    "answer_key",
-    "answer_idx",
-    "answer_index",
-    "solution",
-    "text",
-    "caption",
-    "alt_text",
-];
+/// Fields that say which of several choices is right; also each that begins with `correct`.
+const OF_CHOICES: [&str; 9] =
+    ["label", "labels", "choices", "options", "answerKey", "answer_key", "answer_idx", "answer_index", "solution"];
 
-/// Whether a field says which of several choices is right, or is the text itself.
+/// Whether a field says which of several choices is right.
 fn says_which(name: &str, value: &Value) -> bool {
     let is_empty = match value {
         Value::Null => true,
@@ -34,7 +22,7 @@ fn says_which(name: &str, value: &Value) -> bool {
         Value::Object(fields) => fields.is_empty(),
         Value::Bool(_) | Value::Number(_) => false,
     };
-    !is_empty && (OTHERS.contains(&name) || name.starts_with("correct"))
+    !is_empty && (OF_CHOICES.contains(&name) || name.starts_with("correct"))
 }
 
 /// The answers of several people to a question.

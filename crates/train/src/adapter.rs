@@ -63,7 +63,9 @@ pub(crate) fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<Start
     let saved = stored.saved_modules();
     let (mut tuning, tensors) = read(dir, resolved, &Arch { vision: Some(Arc::new(stored)), ..arch.clone() })?;
     let own = vision.saved_modules();
-    tuning.modules_to_save_mut().retain(|module| !saved.contains(module) || own.contains(module));
+    if let Some(modules) = tuning.modules_to_save_mut() {
+        modules.retain(|module| !saved.contains(module) || own.contains(module));
+    }
     let wanted: BTreeSet<String> = expected(arch, &tuning)?.into_iter().map(|(name, _)| name).collect();
     let (tensors, kept): (Tensors, Tensors) = tensors.into_iter().partition(|(name, _)| wanted.contains(name));
     Ok(Start { tuning, tensors, kept })

@@ -115,7 +115,7 @@ impl Evaluation for Answers<'_> {
         let EvalSplit { dataset, split, rows, .. } = self.eval_split;
         let tokenizer = &dataset.tokenizer;
         let mut files = measured.iter().map(|measured| measured.lines.read()).collect::<Result<Vec<_>>>()?;
-        let (mut first, mut worst, mut raw_rows) = (Vec::new(), Worst::new(self.eval_split.config), 0);
+        let (mut first, mut worst, mut raw_rows) = (Vec::new(), Worst::default(), 0);
         for index in 0..rows {
             let mut by_model = Vec::with_capacity(files.len());
             for lines in &mut files {
@@ -144,8 +144,8 @@ impl Evaluation for Answers<'_> {
             if prompt.is_some() {
                 let text = |line: &Value| line["answer"].as_str().unwrap_or_default().to_owned();
                 let answers: Vec<String> = by_model.iter().map(text).collect();
-                if let Some(last) = by_model.last() {
-                    worst.offer(index, &last["scores"], &answers);
+                if let Some(scores) = by_model.last().and_then(|line| line["scores"].as_object()) {
+                    worst.offer(index, scores, &answers);
                 }
                 if first.len() < answers::ROWS {
                     first.push((index, answers));

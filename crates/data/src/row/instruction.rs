@@ -6,13 +6,16 @@ use super::{ANSWER, QUESTION, Row, Shape, count, has, pair, text_of};
 use crate::answers::Answers;
 use tunesmith_base::error::Result;
 
+/// The fields of a text or a caption, which may have a question and answers beside it.
+const OTHER_FORMS: [&str; 3] = ["text", "caption", "alt_text"];
+
 pub(super) const SHAPE: Shape = Shape {
     fields: "one of user/question/prompt/input/instruction/query, one of assistant/answer/response/target/output or a list of answers",
     plain: false,
     fits: |row| {
         count(row, &QUESTION) == 1
             && match count(row, &ANSWER) {
-                0 => Answers::of(row, None).is_some(),
+                0 => !OTHER_FORMS.iter().any(|field| has(row, field)) && Answers::of(row, None).is_some(),
                 fields => fields == 1,
             }
     },

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{About, Adapter, Attach, Method, NO_MODULE, Part, Placement, Site, Targets};
+use super::{About, Adapter, Attach, Method, Part, Placement, Site, Targets, listed};
 use crate::grads::Grads;
 use crate::linear::{Base, Formula, Input, Saved};
 use crate::values::placed;
@@ -72,11 +72,6 @@ impl Method for Ia3Config {
     }
 
     fn list(&self, placements: &[Placement], tuning: &mut TuningConfig) {
-        // An empty list would say that a configuration names nothing.
-        let listed = |modules: Vec<String>| match modules.as_slice() {
-            [] => TargetModules::Regex(NO_MODULE.into()),
-            _ => TargetModules::List(modules),
-        };
         tuning.ia3 = Self {
             target_modules: Some(listed(named(placements, false))),
             feedforward_modules: Some(listed(named(placements, true))),

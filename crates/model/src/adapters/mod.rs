@@ -46,9 +46,12 @@ pub fn ranks(placements: &[Placement], r: usize, alpha: f64) -> (Patterns<usize>
 /// The full names of the modules that have an adapter, without those of parameters.
 pub fn names(placements: &[Placement]) -> TargetModules {
     let modules = placements.iter().filter(|placement| !placement.is_on_parameter());
-    let names: Vec<String> = modules.map(|placement| placement.module.clone()).collect();
-    // A list in a configuration is never empty.
-    if names.is_empty() { TargetModules::Regex(NO_MODULE.to_owned()) } else { TargetModules::List(names) }
+    listed(modules.map(|placement| placement.module.clone()).collect())
+}
+
+/// These modules as a configuration names them, in which a list is never empty.
+fn listed(modules: Vec<String>) -> TargetModules {
+    if modules.is_empty() { TargetModules::Regex(NO_MODULE.to_owned()) } else { TargetModules::List(modules) }
 }
 
 /// A regular expression that matches no module: it stands for an empty list of modules, which a configuration cannot
