@@ -25,6 +25,8 @@ const VERSION: &str = "tunesmith features 1";
 /// Bytes of features that are held until they are written, in one file.
 const FILE_BYTES: usize = 128 << 20;
 const ENDING: &str = "safetensors";
+/// The ending of a file that claims images.
+const CLAIM: &str = "lock";
 
 /// The cached image features of one encoder.
 #[derive(Debug)]
@@ -57,8 +59,20 @@ impl FeatureCache {
             pending: Vec::new(),
             pending_bytes: 0,
         };
+        cache.remove_leftover_claims();
         cache.refresh();
         cache
+    }
+
+    /// Removes the files of claims whose process was killed. If another process is about to lock such a file, two of them
+    /// may encode the same images, which costs time alone.
+    fn remove_leftover_claims(&self) {
+        let found = fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        for path in found.filter(|path| path.extension().is_some_and(|end| end == CLAIM)) {
+            if files::open_own(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+                let _ = fs::remove_file(&path); // a file that stays does no harm
+            }
+        }
     }
 
     /// Finds the files that other ranks and runs have written since the last call.
@@ -83,7 +97,7 @@ impl FeatureCache {
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the folder cannot be written.
     pub fn claim(&self, part: &str) -> Result<Option<Claim>> {
-        let path = self.dir.join(&blake3::hash(part.as_bytes()).to_hex()[..32]).with_extension("lock");
+        let path = self.dir.join(&blake3::hash(part.as_bytes()).to_hex()[..32]).with_extension(CLAIM);
         fs::create_dir_all(&self.dir).map_err(|error| Error::io("create", &self.dir, &error))?;
         let file = files::open_to_write(&path, true).map_err(|error| Error::io("write", &path, &error))?;
         match file.try_lock() {
@@ -271,7 +285,13 @@ mod tests {
         let file = &two.files[0];
         assert!(!file.is_bf16("a") && file.is_bf16("b"), "16 bits only where nothing is lost");
         let left = fs::read_dir(two.dir()).unwrap().map(|entry| entry.unwrap().path());
-        assert_eq!(left.filter(|path| path.extension().is_some_and(|end| end == "lock")).count(), 0);
+        assert_eq!(left.filter(|path| path.extension().is_some_and(|end| end == CLAIM)).count(), 0);
+        // What a killed process leaves is removed, a claim that is held is not.
+        let held = one.claim("d").unwrap().unwrap();
+        let leftover = one.dir().join("leftover").with_extension(CLAIM);
+        fs::write(&leftover, "").unwrap();
+        drop(FeatureCache::open(root.path(), "encoder"));
+        assert!(!leftover.exists() && held.path.exists());
     }
 
     #[test]
